@@ -228,6 +228,8 @@ def test_which_way_a_product_goes(chip, names):
     ("wgmma", (64, 64, 64), dict(chip=A100), "needs compute capability 9.0, and this GPU has 8.0"),
     ("wgmma", (64, 64, 64), dict(chip=B200), "compute capability 9.0 alone"),
     ("wgmma", (64, 64, 64), dict(chip=H200._replace(shared_bytes=64 << 10)), "fit 65,536 bytes"),
+    ("thin", (64, 17, 64), {}, "of at most 16 outputs"),
+    ("wgmma_padded", (64, 64, 64), dict(mode="split", itemsize=4), "takes 16-bit numbers"),
     ("split_k_cluster", (64, 64, 64), dict(chip=A100), "needs compute capability 9.0"),
 ])  # fmt: skip
 def test_a_way_refuses_what_is_impossible_alone(way, size, options, reason):

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import linear
+from course_lib.kernels.gemm import plan
 from course_lib.runtime.host.arrays import ArrayError
+from course_lib.runtime.host.launch import Chip, recorded
 
 PLACE = "cpu" if SIMULATED else "cuda"
 # Half a unit in the last place of the result, beside the error of the sum.
@@ -138,6 +140,35 @@ def test_wrong_arguments(arguments, options, error):
     tensors = [torch.ones(shape, device=PLACE) for shape in arguments]
     with pytest.raises(error[0], match=error[1]):
         linear.forward(*tensors, **options)
+
+
+def test_rows_off_boundaries_are_padded_in_large_products():
+    chip = Chip((9, 0), 227 << 10, 132, 60 << 20, "H200")
+    for lies in (("by_k", "by_k"), ("by_k", "by_row"), ("by_row", "by_row")):
+        for n_rows, way in ((3109, "wgmma_padded"), (109, "split_k_cluster")):
+            problem = plan.Problem(n_rows, 59, 3217, 2, "narrow", ("any", "any"), lies)
+            found = linear.FORWARD.choose("auto", problem, chip)
+            assert found.variant == f"tensor_core/{way}"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", [(37, 301, 3), (70, 33, 16), (300, 67, 1)])
+def test_few_outputs(size, dtype):
+    x, weight, bias, dy = case(*size, dtype)
+    with recorded() as launches:
+        check_forward(x, weight, bias, "relu", variant="tensor_core")
+        check_backward(dy, x, weight, variant="tensor_core")
+    if size[2] % 8:
+        assert [kernel.__name__ for kernel, *_ in launches][:3] == [
+            "thin_rows_kernel", "thin_outer_kernel", "thin_columns_kernel"
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [(33, 75, 29), (9, 8, 17)])
+def test_padded_rows(size):
+    x, weight, bias, dy = case(*size, torch.bfloat16)
+    check_forward(x, weight, bias, "relu", variant="tensor_core/wgmma_padded")
+    check_backward(dy, x, weight, variant="tensor_core/wgmma_padded")
 
 
 @pytest.mark.parametrize("variant", linear.FORWARD.variants)

@@ -202,11 +202,12 @@ def multiply(a, b, bias, options=0, shape=None, way=BY_K):
     sources = tuple("by_k" if by_k else "by_row" for by_k in way)
     kernel, shape, shared_bytes = warpgroup.kernel_for(shape, sources, a.element_size())
     n_tiles = warpgroup.n_blocks(shape, M, N)
-    grid, length = n_tiles, ()
+    grid, numbers = n_tiles, ()
     if a.element_size() == 2:  # blocks with up to three tiles
-        grid, length = math.ceil(n_tiles / 3), (64 * max(math.ceil(K / 64), ahead_of(shape)),)
+        length = 64 * max(math.ceil(K / 64), ahead_of(shape))
+        grid, numbers = math.ceil(n_tiles / 3), (length, a.shape[1], b.shape[1])
     launch(
-        kernel, grid, shape.n_threads, a, b, bias, c, M, N, K, options, n_tiles, n_tiles, *length,
+        kernel, grid, shape.n_threads, a, b, bias, c, M, N, K, options, n_tiles, n_tiles, *numbers,
         shared_bytes=shared_bytes, flat=True,
     )  # fmt: skip
     return c

@@ -21,16 +21,18 @@ rung             what a thread does                                      reads o
 ================ ======================================================= ===================
 
 `tensor_core` needs sm_80, and `vectorised` runs before it. Its float32 is as exact as float32: see
-`mma.mainloop`. It has six ways, which `variant` may name, such as "tensor_core/mma". Which is the
+`mma.mainloop`. It has eight ways, which `variant` may name, such as "tensor_core/mma". Which is the
 fastest follows from the shape and the chip (`plan`, `warpgroup_plan`):
 
 ================= ================================================================================
 way               what it does
 ================= ================================================================================
+`thin`            linear layers of 16 outputs at most, whose rows may begin anywhere
 `few_rows`        `a` of 8 rows at most: no fragments, since all the work is to read `b` once
 `wgmma`           Hopper's instruction, which reads tiles of up to 256 × 128 from shared memory:
                   16-bit numbers, and float32 as TF32. On 9.0 alone, not on later chips
 `wgmma_split_k`   16-bit numbers as by `wgmma`, k dealt out to more tiles; a second launch adds up
+`wgmma_padded`    16-bit numbers as by those two, from copies whose rows are whole vectors
 `mma`             a block computes a tile of c
 `split_k_cluster` k is dealt out to the blocks of a cluster, which add up their sums; from 9.0 on
 `split_k`         k is dealt out to more blocks, whose sums a second launch adds up
@@ -47,10 +49,12 @@ from course_lib.kernels.blocks.mma.epilogue import ADD_BIAS, CLUSTER, RELU, VECT
 from course_lib.kernels.gemm import (
     few_rows,
     ladder,
+    padded,
     plan,
     planes,
     split,
     tensor_core,
+    thin,
     vectorised,
     warpgroup,
     warpgroup_plan,
@@ -88,7 +92,8 @@ def multiply(
     itemsize = c.dtype.itemsize
     mode = "narrow" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
     sources = _sources(a, b, a_strides, b_strides)
-    problem = plan.Problem(M, N, K, itemsize, mode, sources)
+    lies = ["by_k" if by_k else "by_row" for by_k in (a_by_k, b_by_k)]
+    problem = plan.Problem(M, N, K, itemsize, mode, sources, tuple(lies))
     _, way, found = FORWARD.choose(variant, problem, chip_of(c))
     options = (ADD_BIAS if bias is not None else 0) + (RELU if relu else 0)
     bias = c if bias is None else bias
@@ -105,7 +110,7 @@ def _sources(a, b, a_strides, b_strides):
 
 
 # --- launchers: of the plan, and of the kernels' operands; those of tensor cores' other ways are in
-# --- `few_rows` and `warpgroup`
+# --- `few_rows`, `padded`, `thin` and `warpgroup`
 
 
 def _launch_by_blocks(kernel, tile, n_threads, problem, operands):
@@ -125,7 +130,7 @@ def _launch_vectorised(problem, operands):
 def _launch_tiles(found, operands):
     """Of `mma`, and of both ways of `split_k`."""
     a, b, bias, c, *numbers, options = operands
-    (M, N, _, itemsize, mode, sources), shape, n_splits, length, in_cluster = found
+    (M, N, _, itemsize, mode, sources, _), shape, n_splits, length, in_cluster = found
     kernel, _, shared_bytes = kernel_for(shape, sources, itemsize, mode)
     target, chosen_options = c, options
     in_parts = n_splits > 1 and not in_cluster
@@ -177,8 +182,15 @@ def _kernels_of_vectorised():
     return (vectorised_kernel_for(s, itemsize)[0] for s in SOURCES for itemsize in (4, 2))
 
 
+def _kernels_of_padded():
+    of_wgmma = (found[0] for mode, _, found, _ in warpgroup.kernels() if mode == "narrow")
+    return *of_wgmma, split.finish_kernel, padded.pad_rows_kernel
+
+
 def _preferred(problem, chip):
     """The ways of `tensor_core` to try, the fastest first; found out as far as needed."""
+    if "any" in problem.sources and (problem.lies != SOURCES[0] or problem.K <= thin.MOST_K):
+        yield "thin"
     yield "few_rows"
     yield from warpgroup_plan.preferred(problem, chip)
     found = plan.best(problem, chip)
@@ -204,12 +216,14 @@ FORWARD = Ladder(
     Rung(
         "tensor_core", needs=TENSOR_CORES, prefer=_preferred,
         ways=(
+            Way("thin", thin.plan, thin.multiply, thin.all_kernels, TENSOR_CORES),
             Way("few_rows", few_rows.plan, few_rows.multiply, few_rows.KERNELS.values,
                 TENSOR_CORES),
             Way("wgmma", warpgroup.plan, warpgroup.multiply,
                 functools.partial(warpgroup.all_of, False), warpgroup.ONLY),
             Way("wgmma_split_k", warpgroup.plan_in_parts, warpgroup.multiply_in_parts,
                 lambda: (*warpgroup.all_of(True), split.finish_kernel), warpgroup.ONLY),
+            Way("wgmma_padded", padded.plan, padded.multiply, _kernels_of_padded, warpgroup.ONLY),
             Way("mma", plan.mma, _launch_tiles, _of_tiles(), TENSOR_CORES),
             Way("split_k_cluster", plan.split_k_cluster, _launch_tiles, _of_tiles(),
                 plan.CLUSTERS),
@@ -242,6 +256,7 @@ def specialisations():
                 yield f"{name} in parts", kernel, [array] * 3 + [("float32", 1), *numbers]
     for label, kernel, types in (
         *column_sums.specialisations(DTYPES), *few_rows.specialisations(DTYPES),
-        *warpgroup.specialisations(DTYPES), *planes.specialisations(DTYPES),
+        *padded.specialisations(DTYPES), *warpgroup.specialisations(DTYPES),
+        *thin.specialisations(DTYPES), *planes.specialisations(DTYPES),
     ):  # fmt: skip
         yield f"gemm {label}", kernel, types

@@ -38,6 +38,7 @@ class Problem(NamedTuple):
 
     mode     how its numbers are multiplied (`fragments`)
     sources  how `a` and `b` get to shared memory (`tiles`)
+    lies     the same of copies whose rows begin on 16-byte boundaries
     """
 
     M: int
@@ -46,6 +47,7 @@ class Problem(NamedTuple):
     itemsize: int
     mode: str
     sources: tuple
+    lies: tuple = ("by_k", "by_k")
 
 
 class Plan(NamedTuple):
@@ -92,7 +94,7 @@ def _in_parts(plan, n_splits, in_cluster):
 @functools.lru_cache(maxsize=4096)
 def best(problem, chip, may_split=True):
     """The fastest `Plan`; one that does not split k, unless it `may_split`."""
-    M, N, K, itemsize, mode, sources = problem
+    M, N, K, itemsize, mode, sources, _ = problem
     k_size, clusters = K_BYTES // itemsize, chip.capability >= CLUSTERS
     found, most = None, 0
     for shape in SHAPES[mode]:

@@ -43,7 +43,7 @@ def multiply(a, b, c, sizes, n_images, *, a_by_k=True, bias=None, precision="flo
 
 def _mma(problem, chip):
     """The largest tiles that leave no multiprocessor idle, or the smallest."""
-    (M, N, _, itemsize, mode, sources), n_images = problem
+    (M, N, _, itemsize, mode, sources, _), n_images = problem
     large, small = (kernel_for(tensor_core, s, sources, itemsize, mode) for s in SHAPES[mode])
     shape = large.shape
     enough = n_images * tensor_core.n_blocks(shape, M, N) >= chip.multiprocessors
@@ -84,7 +84,7 @@ def _launch_mma(found, operands, strides, options, n_images):
 
 
 def _launch_wgmma(found, operands, strides, options, n_images):
-    warpgroup.multiply_planes(found, operands, options, n_images)
+    warpgroup.multiply_planes(found, operands, strides, options, n_images)
 
 
 def _made(module):
@@ -128,6 +128,6 @@ def specialisations(dtypes):
                 if (dtype == "float32") == (mode != "narrow"):
                     tile = f"{shape.m}x{shape.n}" if way == "mma" else shape.label
                     label = f"{way} {mode} {tile} {sources[0]} {dtype}"
-                    n_numbers = 10 if way == "mma" else 6 if dtype == "float32" else 7
+                    n_numbers = 10 if way == "mma" else 6 if dtype == "float32" else 9
                     types = [(dtype, 1)] * 4 + ["int64"] * n_numbers
                     yield f"tensor_core planes {label}", kernel, types

@@ -70,47 +70,64 @@ def make(shape, sources, itemsize, in_planes=False, in_parts=False):
         tile(rows, itemsize, shape.n_threads, source)
         for rows, source in zip((shape.m, shape.n), sources, strict=True)
     ]
-    by_row = by_row_flags(sources, itemsize)
     if itemsize == 2:
-        kernel = _streaming(shape, tiles, by_row, in_planes, in_parts)
+        kernel = _streaming(shape, tiles, sources, in_planes, in_parts)
     else:
-        kernel = _rounding(shape, tiles, by_row, in_planes)
+        kernel = _rounding(shape, tiles, by_row_flags(sources, 4), in_planes)
     return Kernel(kernel, shape, shared_bytes(shape))
 
 
-def _streaming(shape, tiles, by_row, IN_PLANES, IN_PARTS):
-    TILE_M, TILE_N, N_THREADS = shape.m, shape.n, shape.n_threads
-    N_SUMS, BAND = TILE_N // 2, BAND_ROWS // TILE_M
-    first_a, first_b = (each.first for each in tiles)
+def _first_of(tile, source):
+    # `tile.first` of a matrix whose rows, or ks, lie `pitch` elements apart.
+    first = tile.first
 
     @cuda.jit(device=True)
-    def find(index, sizes):
+    def of_rows(row, n_rows, K, pitch):
+        return first(row, n_rows, pitch)
+
+    @cuda.jit(device=True)
+    def of_ks(row, n_rows, K, pitch):
+        return first(row, pitch, K)
+
+    return of_rows if source == "by_k" else of_ks
+
+
+def _streaming(shape, tiles, sources, IN_PLANES, IN_PARTS):
+    TILE_M, TILE_N, N_THREADS = shape.m, shape.n, shape.n_threads
+    N_SUMS, BAND = TILE_N // 2, BAND_ROWS // TILE_M
+    first_a, first_b = map(_first_of, tiles, sources)
+
+    @cuda.jit(device=True)
+    def find(index, sizes, pitches):
         # (first row, first column, number of the c) of a tile, and what is summed for it.
         image = np.uint32(index // sizes.in_image)
         inside = np.uint32(index - image * sizes.in_image)
         m, n = tile_at(inside, sizes.M, sizes.N, TILE_M, TILE_N, BAND)
-        source, step, last, k_left = first_b(n, sizes.N, sizes.K)
+        source, step, last, k_left = first_b(n, sizes.N, sizes.K, pitches[1])
         image = np.int64(image)
         plane, part = (image, 0) if IN_PLANES else (0, image)
+        of_a = first_a(m, sizes.M, sizes.K, pitches[0])
         of_b = source + plane * sizes.K * sizes.N, step, last, k_left
-        return (m, n, image), (first_a(m, sizes.M, sizes.K), of_b, part * sizes.length)
+        return (m, n, image), (of_a, of_b, part * sizes.length)
 
-    begin, multiply = stream_of(shape, tiles, by_row)
+    begin, multiply = stream_of(shape, tiles, by_row_flags(sources, 2))
     write = write_of(TILE_N, IN_PLANES, IN_PARTS)
 
     @cuda.jit(launch_bounds=(N_THREADS, shape.n_blocks))
-    def streaming_kernel(a, b, bias, c, M, N, K, options, in_image, n_tiles, length):
+    def streaming_kernel(
+        a, b, bias, c, M, N, K, options, in_image, n_tiles, length, a_pitch, b_pitch
+    ):
         allow_next_kernel()
         wait_for_previous_kernel()
         cache = tiles_in_shared(a)
         acc = cuda.local.array(N_SUMS, np.float32)
         sizes = Sizes(M, N, K, length, np.uint32(in_image), np.uint32(n_tiles - 1))
-        index, at = np.uint32(cuda.blockIdx.x), np.int64(0)
-        place, this = find(index, sizes)
+        pitches, index, at = (a_pitch, b_pitch), np.uint32(cuda.blockIdx.x), np.int64(0)
+        place, this = find(index, sizes, pitches)
         begin(cache, a, b, this)
         while index <= sizes.last:
             index = np.uint32(index + np.uint32(cuda.gridDim.x))
-            place_of_next, following = find(np.uint32(min(index, sizes.last)), sizes)
+            place_of_next, following = find(np.uint32(min(index, sizes.last)), sizes, pitches)
             at = multiply(acc, cache, a, b, sizes, this, following, index > sizes.last, at)
             m, n, image = place
             write(acc, bias, c, image * M * N, m, n, M, N, options)
@@ -191,23 +208,23 @@ def plan_in_parts(problem, chip):
 
 def multiply(plan, operands):
     """c[m, n] = Σ a[m, k]·b[n, k] over k, and what the last operand says (see `epilogue`)."""
-    a, b, bias, c, M, N, K, *_, options = operands
-    multiply_planes(plan, (a, b, bias, c, M, N, K), options, 1)
+    *operands, a_m, a_k, b_n, b_k, options = operands
+    multiply_planes(plan, operands, (a_m, a_k, b_n, b_k), options, 1)
 
 
 def multiply_in_parts(plan, operands):
     """The same, by a sum for each part of k, which a second launch adds up."""
-    a, b, bias, c, M, N, K, *_, options = operands
+    a, b, bias, c, M, N, K, *strides, options = operands
     kernel, (_, n_parts, length) = plan
     sums = arrays.empty((n_parts, M, N), like=c, dtype="float32")
-    multiply_planes(kernel, (a, b, bias, sums, M, N, K), 0, n_parts, length)
+    multiply_planes(kernel, (a, b, bias, sums, M, N, K), strides, 0, n_parts, length)
     launch(
         finish_kernel, math.ceil(M * N / BLOCK_SIZE), BLOCK_SIZE,
         sums, bias, c, N, n_parts, options, flat=True, overlap=True,
     )  # fmt: skip
 
 
-def multiply_planes(plan, operands, options, n_images, length=None):
+def multiply_planes(plan, operands, strides, options, n_images, length=None):
     """The same for each image's b and c, of kernels `in_planes`; or for parts of k of such length.
     """
     kernel, shape, shared_bytes = plan
@@ -219,7 +236,8 @@ def multiply_planes(plan, operands, options, n_images, length=None):
     numbers = options, in_image, n_tiles
     if a.dtype.itemsize == 2:
         grid = min(n_tiles, chip_of(c).multiprocessors * shape.n_blocks)
-        numbers += (length or max(steps_of(K, 2), ahead_of(shape)) * (ROW_BYTES // 2),)
+        length = length or max(steps_of(K, 2), ahead_of(shape)) * (ROW_BYTES // 2)
+        numbers += length, max(strides[:2]), max(strides[2:])
     launch(
         kernel, grid, shape.n_threads, *operands, *numbers,
         shared_bytes=shared_bytes, flat=True, overlap=True,
@@ -249,6 +267,6 @@ def specialisations(dtypes):
         for dtype in dtypes:
             if (dtype == "float32") == (mode == "tf32"):
                 name = f"tensor_core warpgroup {shape.label} {'-'.join(sources)} {dtype}"
-                c, numbers = ("float32" if in_parts else dtype, 1), 6 if mode == "tf32" else 7
+                c, numbers = ("float32" if in_parts else dtype, 1), 6 if mode == "tf32" else 9
                 label = f"{name} in parts" if in_parts else name
                 yield label, kernel, [(dtype, 1)] * 3 + [c] + ["int64"] * numbers

@@ -20,6 +20,7 @@ LEAST_TILES = 16  # with fewer, most of the chip is idle
 #: Of a and of b. What lies beyond the last row is read from that one: if nearly all threads do it,
 #: they wait for each other.
 LEAST_ROWS = 24
+LEAST_PADDED = 100_000_000  # multiplications from which on copies for `wgmma_padded` pay
 
 
 #: By bytes of an element.
@@ -73,9 +74,11 @@ def choose_parts(problem, chip):
 
 def preferred(problem, chip):
     """The ways that take less time than the tiles of `tensor_core`, the fastest first."""
-    M, N, _, itemsize, mode, _ = problem
+    M, N, K, itemsize, mode, sources, _ = problem
     if mode == "split" or chip.capability != ONLY or min(M, N) < LEAST_ROWS:
         return []
+    if "any" in sources:
+        return ["wgmma_padded"] if itemsize == 2 and M * N * K >= LEAST_PADDED else []
     costs = {}
     if (shape := choose(problem, chip)) and n_blocks(SHAPES[itemsize][-1], M, N) >= LEAST_TILES:
         costs["wgmma"] = cost(shape, problem, chip)

@@ -17,7 +17,7 @@ from course_lib import cuda
 from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.mma.epilogue import ADD_BIAS, RELU, VECTORS, relu
 from course_lib.kernels.blocks.mma.warpgroup import GROUP_THREADS
-from course_lib.runtime.intrinsics import FULL_MASK, load
+from course_lib.runtime.intrinsics import FULL_MASK, VECTOR_BYTES, load
 from course_lib.runtime.intrinsics.pairs import as_pair
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.intrinsics.warpgroup import (
@@ -105,8 +105,9 @@ def stream_of(shape, tiles, by_row):
             within = k < sizes.length
             of_a = this[0] if within else following[0]
             of_b = this[1] if within else following[1]
-            # Nothing is read from K on.
-            beyond = sizes.K if is_last else following[2] + k - sizes.length
+            # Nothing is read from there on: a row's last vector may have zeros behind K.
+            end = sizes.K + VECTOR_BYTES // ITEMSIZE
+            beyond = end if is_last else following[2] + k - sizes.length
             copy_tiles(cache, to, a, b, of_a, of_b, this[2] + k if within else beyond)
             at = at + STAGE if at + STAGE < END else 0
             to = to + STAGE if to + STAGE < END else 0
