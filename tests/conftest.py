@@ -72,6 +72,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    """Let it be collected as Python ends, or libraries would tell of what is left."""
+    gc.unfreeze()
+
+
 def pytest_terminal_summary(terminalreporter):
     """What the contract has proved in this run, as its tests noted it."""
     noted = collections.Counter(

@@ -80,7 +80,6 @@ FIGURES = (
     Figure("files of kernels over 300 lines", 7),
     # Not yet in the bar: 3,680 lines of attention, 445 of scaled_softmax, 2,150 of convolutions
     # that are gathered, joined, or products of matrices, 590 of rows off boundaries, 330 of streams
-<<<<<<< HEAD
     # of tiles, 500 of all_reduce.
     Figure("lines of kernels", 34080, 26609),
     # Nor are 3,300 lines of attention's tests and of the wrong kernels of its lessons, 750 of
@@ -88,14 +87,6 @@ FIGURES = (
     # commands for others' scripts, of ranks, of streamed sets and of the wheel. 280 are the wrong
     # kernels of lesson 21.
     Figure("lines of tests", 71413, 52000),
-=======
-    # of tiles.
-    Figure("lines of kernels", 33792, 26609),
-    # Nor are 3,300 lines of attention's tests and of the wrong kernels of its lessons, 750 of
-    # scaled_softmax's, of the audit of plans and of the choice of faster layers, and 2,700 of the
-    # commands for others' scripts, of ranks, of streamed sets and of the wheel.
-    Figure("lines of tests", 70882, 52000),
->>>>>>> h-thin
     Figure("contract proofs", 6129, 6129, least=True),
     Figure("planted mistakes rejected", 26, 26, least=True),
     Figure("known-wrong kernels rejected", 1490, 1490, least=True),

@@ -262,7 +262,8 @@ def test_rows_that_begin_anywhere_are_copied(D, E, monkeypatch):
     """Results, and all gradients, are those of rows where they should be."""
     monkeypatch.setattr(aligned_rows, "WORTH", 0)
     q, k = numbers(1, 2, 21, D, dtype=torch.float16), numbers(1, 1, 19, D, dtype=torch.float16)
-    v, mask = numbers(1, 1, 19, E + 1, dtype=torch.float16)[..., 1:], numbers(21, 19, dtype=torch.float16)
+    v = numbers(1, 1, 19, E + 1, dtype=torch.float16)[..., 1:]
+    mask = numbers(21, 19, dtype=torch.float16)
     with recorded() as launches:
         check(q, k, v, (AUTO,), (AUTO,), mask=mask)
     names = [kernel.py_func.__name__ for kernel, *_ in launches]

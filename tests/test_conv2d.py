@@ -412,9 +412,10 @@ def test_tf32_is_used_where_it_may_be():
 
 
 def round_tf32(values):
-    """To 10 bits of mantissa, ties away from 0."""
+    """float64 of float32 rounded to 10 bits of mantissa, ties to even."""
     bits = values.astype(np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    bits = bits + np.uint32(0x0FFF) + (bits >> np.uint32(13) & np.uint32(1))
+    return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
 
 
 def test_sums_shared_among_blocks():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_conv2d import LAYOUTS, PLACE, case, check, double
+from test_conv2d import LAYOUTS, PLACE, case, check, double, round_tf32
 
 from course_lib import SIMULATED, simulator
 from course_lib.kernels import conv2d
@@ -82,13 +82,6 @@ def test_tf32(small_tiles):
     expected = torch.ops.aten.convolution_backward(dy, *rounded, None, *options)
     torch.testing.assert_close(dx.double(), expected[0], rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(dweight.double(), expected[1], rtol=1e-6, atol=1e-5)
-
-
-def round_tf32(values):
-    """float64 of float32 rounded to 10 bits of mantissa, ties to even."""
-    bits = values.astype(np.float32).view(np.uint32)
-    bits = bits + np.uint32(0x0FFF) + (bits >> np.uint32(13) & np.uint32(1))
-    return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
 
 
 def test_pixels_shared_among_blocks(small_tiles, monkeypatch):
