@@ -154,7 +154,9 @@ def dweight(problem, dy, x, dweight, precision):
     p = joined_for(problem, x, _by_pixel_sums(x, precision))
     p, dy, x = _side_by_side(p, dy, x)
     spread = empty(p.weight_shape, x, p)
-    if isinstance(gather_plan.DWEIGHT_PLAN(p, chip_of(x)), Refusal):
+    chip = chip_of(x)
+    gathers = chip.capability == gather_plan.ONLY and p.N
+    if not gathers or isinstance(gather_plan.DWEIGHT_PLAN(p, chip), Refusal):
         gathering.launch_dweight("tensor_core", p, dy, x, spread, precision)
     else:
         gather_plan.dweight(p, dy, x, spread, precision)

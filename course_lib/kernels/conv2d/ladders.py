@@ -8,6 +8,7 @@ from course_lib.kernels.conv2d import (
     depthwise_plan,
     direct,
     few_channels_plan,
+    gather_pack,
     gather_plan,
     gathering,
     grouped,
@@ -54,7 +55,9 @@ def _gathered_by_tensor_cores(for_dx):
 def _dweight_by_tensor_cores():
     by_channels = [kernel for kernel, *_ in gathering.CHANNELS_LAST_DWEIGHT.values()]
     gathered = [of_dweight for _, of_dweight in TENSOR]
-    laid_out = transpose.transpose_kernel, transpose.transpose_two_kernel
+    laid_out = (
+        gather_pack.pack_two_kernel, transpose.transpose_kernel, transpose.transpose_two_kernel,
+    )  # fmt: skip
     return [*_compiled_by(*PIXEL_SUMS), *laid_out, *by_channels, *gathered, *DBIAS]
 
 
