@@ -77,7 +77,7 @@ FIGURES = (
     Figure("operations that import inner files of others", 0, 0),
     Figure("kernels without a docstring of their parameters", 201),
     Figure("lines that the formatter is told to leave", 1469),
-    Figure("files of kernels over 300 lines", 8),
+    Figure("files of kernels over 300 lines", 7),
     # Not yet in the bar: 3,680 lines of attention, 445 of scaled_softmax, 2,150 of convolutions
     # that are gathered, joined, or products of matrices, 590 of rows off boundaries, 330 of streams
     # of tiles, 500 of all_reduce.

@@ -269,8 +269,7 @@ def sums_of_dy(shape, itemsize):
 def sum_kernel(partial, dweight, n_splits, size, n_channels, C, n_taps, side_by_side):
     """dweight = Σ partial[split], each of `size` numbers (filters, n_taps, n_channels).
 
-    dweight has the first filters of them, and of each the first C channels: (K, n_taps, C) with
-    `side_by_side`, else (K, C, n_taps). There are `n_splits`.
+    dweight has the first filters, C channels each: (K, n_taps, C) `side_by_side`, else (K, C, n_taps).
     """
     totals = cuda.shared.array((SUM_PARTS, SUM_LANES, WIDTH), np.float32)
     values, total = cuda.local.array(WIDTH, np.float32), cuda.local.array(WIDTH, np.float32)
