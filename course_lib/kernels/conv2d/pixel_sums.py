@@ -267,9 +267,9 @@ def sums_of_dy(shape, itemsize):
 
 @cuda.jit
 def sum_kernel(partial, dweight, n_splits, size, n_channels, C, n_taps, side_by_side):
-    """dweight = Σ partial[split], each of `size` numbers (filters, n_taps, n_channels).
+    """dweight = Σ partial[split], `n_splits` of `size` numbers (filters, n_taps, n_channels) each.
 
-    dweight has the first filters, C channels each: (K, n_taps, C) `side_by_side`, else (K, C, n_taps).
+    dweight takes K filters of C channels: (K, n_taps, C) `side_by_side`, else (K, C, n_taps).
     """
     totals = cuda.shared.array((SUM_PARTS, SUM_LANES, WIDTH), np.float32)
     values, total = cuda.local.array(WIDTH, np.float32), cuda.local.array(WIDTH, np.float32)
