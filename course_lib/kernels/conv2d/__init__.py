@@ -29,10 +29,12 @@ rung             what it does, and what of the three passes reads from global me
                  for float32 `warpgroup_mixed`). All else: gathered tiles of 64 × 64 or 128 × 128, in 16 bits by 16
                  bytes too. All these are its way `implicit_gemm`. The way `gemm` takes filters of one tap
                  without strides, and filters as large as the image: one matrix product (`matrix_product`).
-                 The way `gather` takes any stride, dilation, filter and number of channels without
-                 groups, of 16-bit numbers or in TF32, on compute capability 9.0: tiles of 128 pixels
-                 are gathered by 16 bytes, channels padded to whole vectors, for `wgmma`; dx is a product
-                 for each residue of the stride
+                 The way `gather` takes any stride, dilation, filter and number of channels, on compute
+                 capability 9.0: tiles of 128 pixels are gathered by 16 bytes, channels padded to whole
+                 vectors, for `wgmma`; dx is a product for each residue of the stride. float32 has three
+                 parts, which are multiplied in TF32; groups of up to 640 channels are joined. It takes
+                 what `halo` can't take, and few filters; of 16-bit numbers dweight, too. `pixel_sums`
+                 takes the others' dweight, channels padded to whole vectors
                  The way `block_diagonal` joins groups of 2 to 32 channels (`grouped_plan`): their weights are
                  spread among zeros, and the products with these are made, too
 `few_channels`   for the filters that first layers have: 3 × 3, 5 × 5 or 7 × 7 over one to four
@@ -50,7 +52,7 @@ large for these, `direct`, but for filters that `gather` takes. dbias is a sum f
 all rungs but `few_channels` the same.
 
 `tensor_core` needs compute capability 8.0, and where float32 is split an infinite input gives NaN.
-Where groups are joined, NaN and infinities of one group make NaN of results of others, of up to 512
+Where groups are joined, NaN and infinities of one group make NaN of results of others, of up to 640
 channels.
 Sums are taken in a fixed order: two runs agree bit for bit.
 """  # noqa: E501
