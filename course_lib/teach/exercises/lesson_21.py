@@ -42,7 +42,7 @@ def _joint_reference(gradients, means, variances, counts):
 
 
 def _joint_cases(rng):
-    shapes = [(1, 1, 1), (2, 1, 1), (2, 3, 2), (3, 2, 4), (4, 7, 3), (8, 5, 5)]
+    shapes = [(1, 1, 1), (2, 1, 1), (2, 3, 2), (3, 2, 4), (4, 7, 3), (5, 16, 6), (8, 5, 5)]
     shapes.append((drawn(rng, 5, 9), drawn(rng, 40, 60), drawn(rng, 10, 20)))
     return [
         case(
