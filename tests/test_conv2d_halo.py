@@ -63,7 +63,7 @@ def test_strides_go_forward_alone(small_tiles):
     """dx of a stride is no convolution of dy; it goes the general way."""
     tensors = case((1, 4, 4, 5), (8, 4, 2, 2))
     with recorded() as launches:
-        check("tensor_core", *tensors, stride=(2, 1), padding=1)
+        check("tensor_core/implicit_gemm", *tensors, stride=(2, 1), padding=1)
     halo, sums = kernels_of("split", torch.float32)
     used = [kernel for kernel, *_ in launches]
     assert used.count(halo) == 1 and used.count(sums) == 1
@@ -115,7 +115,7 @@ def test_long_sums(small_tiles, monkeypatch):
     """The small products in bfloat16: forward, and in dweight; those of dx are too few."""
     monkeypatch.setattr(halo_plan, "LONG", 33)
     with recorded() as launches:
-        check("tensor_core", *case((1, 36, 8, 7), (8, 36, 2, 2)))
+        check("tensor_core/implicit_gemm", *case((1, 36, 8, 7), (8, 36, 2, 2)))
     halo, sums = kernels_of("mixed", torch.float32)
     used = [kernel for kernel, *_ in launches]
     assert used.count(halo) == 1 and used.count(sums) == 1

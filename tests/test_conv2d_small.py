@@ -92,7 +92,7 @@ def test_every_plan(
     torch.manual_seed(seed)
     (C, K), options = channels, dict(padding=padding, dilation=dilation, stride=stride)
     with prefer(number):
-        check("tensor_core", *case((N, C, *size), (K, C, *filter_size), dtype, LAYOUTS[last]),
+        check("tensor_core/implicit_gemm", *case((N, C, *size), (K, C, *filter_size), dtype, LAYOUTS[last]),
               **options)  # fmt: skip
 
 
@@ -159,12 +159,13 @@ def test_one_launch_for_each_pass(small_tiles, last):
     """And one before it, where channels have to be laid side by side."""
     x, weight, bias = case((2, 8, 4, 5), (8, 8, 3, 2), layout=LAYOUTS[last])
     before = [] if last else [("transpose_two_kernel", 1)]
+    way = dict(variant="tensor_core/implicit_gemm")
     with recorded() as launches:
-        y = conv2d.forward(x, weight, bias)
+        y = conv2d.forward(x, weight, bias, **way)
     assert [name for name, _ in clusters(launches)] == [*(n for n, _ in before), "halo_kernel"]
     for needs, kernel in (((True, False), "halo_kernel"), ((False, True), "pixel_sums_kernel")):
         with recorded() as launches:
-            conv2d.backward(y, x, weight, needs=(*needs, False))
+            conv2d.backward(y, x, weight, needs=(*needs, False), **way)
         assert [name for name, _ in clusters(launches)] == [*(n for n, _ in before), kernel]
 
 
@@ -191,7 +192,7 @@ def test_contiguous_weights_are_read_as_they_lie(
         assume(length + 2 * pad >= taps)
     torch.manual_seed(seed)
     C, K = channels
-    options = dict(padding=padding, stride=stride, variant="tensor_core")
+    options = dict(padding=padding, stride=stride, variant="tensor_core/implicit_gemm")
     x, weight, bias = case((N, C, *size), (K, C, *filter_size), layout=LAYOUTS[last])
     bias, given = bias if with_bias else None, weight.contiguous()
     with prefer(number, "by_k"):
@@ -227,7 +228,7 @@ def test_who_reads_contiguous_weights_as_they_lie(monkeypatch):
 
 
 @pytest.mark.parametrize("variant, dtype", in_turns(
-    ["auto", "direct", "tiled", "im2col", "implicit_gemm", "tensor_core"], ROUNDING
+    ["direct", "tiled", "im2col", "implicit_gemm", "tensor_core/implicit_gemm"], ROUNDING
 ), ids=str)  # fmt: skip
 def test_else_contiguous_weights_are_laid_out(small_tiles, variant, dtype):
     """By a launch of our own, for forward and dx, on every rung."""
@@ -248,7 +249,7 @@ def test_contiguous_weights_are_laid_out_once():
     """Also where they are offered to `halo` first, which has no plan for groups."""
     x, weight, _ = case((1, 8, 5, 5), (8, 4, 3, 3), layout=LAYOUTS[1])
     with recorded() as launches:
-        conv2d.forward(x, weight.contiguous(), groups=2, variant="tensor_core")
+        conv2d.forward(x, weight.contiguous(), groups=2, variant="tensor_core/implicit_gemm")
     assert [name for name, _ in clusters(launches)].count("transpose_kernel") == 1
 
 

@@ -141,14 +141,19 @@ def launched(kind, shape, dtype):
     assert [kernel for kernel, *_ in launches].count(kind.kernel(shape, dtype)) == 1
 
 
+def way_of(groups=1, **others):
+    """The way that takes `warpgroup`, with and without groups."""
+    return "tensor_core/block_diagonal" if groups > 1 else "tensor_core/implicit_gemm"
+
+
 def forward(kind, shape, x, weight, bias, **options):
-    way = dict(variant="tensor_core", precision=kind.precision)
+    way = dict(variant=way_of(**options), precision=kind.precision)
     with launched(kind, shape, x.dtype):
         return conv2d.forward(x, weight, bias, **way, **options)
 
 
 def find_dx(kind, shape, dy, x, weight, **options):
-    way = dict(variant="tensor_core", precision=kind.precision, needs=(True, False, False))
+    way = dict(variant=way_of(**options), precision=kind.precision, needs=(True, False, False))
     with launched(kind, shape, x.dtype):
         return conv2d.backward(dy, x, weight, **way, **options)[0]
 
