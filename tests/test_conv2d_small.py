@@ -31,6 +31,7 @@ from course_lib.runtime.host.launch import recorded
 #: Tiles that the simulator makes quickly, and the rules that choose among what they allow.
 GATHERED, SUMMED = Shape(32, 32, 1, 2, 3), Shape(64, 64, 2, 1, 3)
 SHAPES = halo_small.SHAPES  # those that a GPU takes
+WAY = "tensor_core/implicit_gemm"
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_every_plan(
     torch.manual_seed(seed)
     (C, K), options = channels, dict(padding=padding, dilation=dilation, stride=stride)
     with prefer(number):
-        check("tensor_core/implicit_gemm", *case((N, C, *size), (K, C, *filter_size), dtype, LAYOUTS[last]),
+        check(WAY, *case((N, C, *size), (K, C, *filter_size), dtype, LAYOUTS[last]),
               **options)  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def test_one_launch_for_each_pass(small_tiles, last):
     """And one before it, where channels have to be laid side by side."""
     x, weight, bias = case((2, 8, 4, 5), (8, 8, 3, 2), layout=LAYOUTS[last])
     before = [] if last else [("transpose_two_kernel", 1)]
-    way = dict(variant="tensor_core/implicit_gemm")
+    way = dict(variant=WAY)
     with recorded() as launches:
         y = conv2d.forward(x, weight, bias, **way)
     assert [name for name, _ in clusters(launches)] == [*(n for n, _ in before), "halo_kernel"]
@@ -192,7 +193,7 @@ def test_contiguous_weights_are_read_as_they_lie(
         assume(length + 2 * pad >= taps)
     torch.manual_seed(seed)
     C, K = channels
-    options = dict(padding=padding, stride=stride, variant="tensor_core/implicit_gemm")
+    options = dict(padding=padding, stride=stride, variant=WAY)
     x, weight, bias = case((N, C, *size), (K, C, *filter_size), layout=LAYOUTS[last])
     bias, given = bias if with_bias else None, weight.contiguous()
     with prefer(number, "by_k"):
@@ -228,7 +229,7 @@ def test_who_reads_contiguous_weights_as_they_lie(monkeypatch):
 
 
 @pytest.mark.parametrize("variant, dtype", in_turns(
-    ["direct", "tiled", "im2col", "implicit_gemm", "tensor_core/implicit_gemm"], ROUNDING
+    ["direct", "tiled", "im2col", "implicit_gemm", WAY], ROUNDING
 ), ids=str)  # fmt: skip
 def test_else_contiguous_weights_are_laid_out(small_tiles, variant, dtype):
     """By a launch of our own, for forward and dx, on every rung."""
@@ -249,7 +250,7 @@ def test_contiguous_weights_are_laid_out_once():
     """Also where they are offered to `halo` first, which has no plan for groups."""
     x, weight, _ = case((1, 8, 5, 5), (8, 4, 3, 3), layout=LAYOUTS[1])
     with recorded() as launches:
-        conv2d.forward(x, weight.contiguous(), groups=2, variant="tensor_core/implicit_gemm")
+        conv2d.forward(x, weight.contiguous(), groups=2, variant=WAY)
     assert [name for name, _ in clusters(launches)].count("transpose_kernel") == 1
 
 
@@ -259,8 +260,8 @@ def test_every_way_to_share_chunks_and_taps(small_tiles):
     seen, results = set(), []
     for number in range(4):
         with prefer(number), recorded() as launches:
-            y = conv2d.forward(x, weight, bias, padding=1)
-            again = conv2d.forward(x, weight, bias, padding=1)
+            y = conv2d.forward(x, weight, bias, padding=1, variant=WAY)
+            again = conv2d.forward(x, weight, bias, padding=1, variant=WAY)
         seen |= set(clusters(launches))
         assert torch.equal(y, again)
         results.append(y)
@@ -279,10 +280,10 @@ def test_sanitizer_finds_nothing(small_tiles, number):
     with prefer(number), simulator.sanitize() as report:
         if number == 1:
             with prefer(number, "by_element"):
-                conv2d.forward(x, weight.contiguous(), bias)
-            conv2d.backward(dy, x, weight, needs=(True, False, False))
+                conv2d.forward(x, weight.contiguous(), bias, variant=WAY)
+            conv2d.backward(dy, x, weight, needs=(True, False, False), variant=WAY)
         else:
-            conv2d.forward(x, weight, bias)
+            conv2d.forward(x, weight, bias, variant=WAY)
             gathering.launch_dweight("tensor_core", problem, dy, x, dweight, "float32", dbias)
     assert not report, str(report)
 

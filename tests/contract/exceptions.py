@@ -43,7 +43,8 @@ EXCEPTIONS = (
         "tensor cores multiply float32 numbers in parts, and inf − inf is the smaller part of inf",
     ),
     Exception_(
-        r"attention-.*-tensor_core/(warpgroup|atomic|wide)-.*", "views", "begin on 16-byte boundaries",
+        r"attention-.*-tensor_core/(warpgroup|atomic|wide)-.*", "views",
+        "begin on 16-byte boundaries",
         "its copies are of 16 bytes; the rung has a way for other rows",
     ),
     Exception_(
