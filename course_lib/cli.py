@@ -230,9 +230,9 @@ def shape(text):
 
 
 def port(text):
-    """The port in `text`. JupyterLab would take another than one that there is not."""
-    if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"a number from 1 to 65535; not {text!r}")
+    """The port in `text`; 0 lets JupyterLab find a free one, and it would for what is no port."""
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"a number from 0 to 65535; not {text!r}")
     return int(text)
 
 

@@ -138,7 +138,7 @@ def test_jupyterlab_opens_the_first_lesson_in_the_users_folder(tmp_path, monkeyp
 def test_a_port_that_there_is_not_is_refused(port, capsys):
     with pytest.raises(SystemExit):
         cli.main(["lab", f"--port={port}"])
-    assert f"a number from 1 to 65535; not '{port}'" in capsys.readouterr().err
+    assert f"a number from 0 to 65535; not '{port}'" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ what is written
