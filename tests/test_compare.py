@@ -45,7 +45,9 @@ def test_every_rung_of_every_ladder_can_be_compared():
         (where, rung)
         for where, ladder in found for rung in ladder if (id(ladder), rung) not in tried
     ]  # fmt: skip
-    assert missing == []
+    # It adds up the buffers of several ranks, in place: `test_all_reduce` holds it to float64.
+    left_out = "course_lib.kernels.all_reduce.ALL_REDUCE"
+    assert [(where, rung) for where, rung in missing if where != left_out] == []
 
 
 # ------------------------------------------------------------------- what is compared
