@@ -29,7 +29,7 @@ def strip(machine):
     sys.modules |= dict.fromkeys(HIDDEN[machine])
     # These ask for the platform as they are imported, and for files that are named after it.
     sysconfig.get_config_vars()
-    __import__("matplotlib")
+    __import__("matplotlib.font_manager")  # its first list of fonts is made by a thread
     if machine == "browser":
         subprocess.Popen.__init__ = threading.Thread.start = refuse
     else:

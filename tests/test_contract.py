@@ -5,7 +5,7 @@ Here are those of images; the others are in `test_contract_rows`, so that two pr
 
 import pytest
 import torch
-from contract import exceptions, planted
+from contract import exceptions, once, planted
 from contract.cases import CHIP, subjects
 from contract.held import Broken, Held
 from contract.properties import PROPERTIES, gradients, hold
@@ -37,8 +37,9 @@ def of_each(chosen):
 
 def prove(subject, record_property):
     """Hold the subject to all that it promises, and note what is proved."""
-    for name in hold(Held(subject)):
-        record_property("proved", name)
+    with once.for_both_gradients(subject):
+        for name in hold(Held(subject)):
+            record_property("proved", name)
 
 
 @of_each(lambda subject: subject.operation.n_dims == 4)

@@ -11,6 +11,12 @@ from course_lib import SIMULATED, ops, reference
 from course_lib.ops.dropout import draw
 
 
+@pytest.fixture(autouse=True)
+def _quick():
+    with quick():
+        yield
+
+
 def heads(*shape):
     """(q, k, v) of shape (B, H, T, S, D)."""
     B, H, T, S, D = shape
@@ -18,27 +24,23 @@ def heads(*shape):
 
 
 def test_every_option_gives_the_truth():
-    with quick():
-        assert list(attention_options.truth_faults(PLACE)) == []
+    assert list(attention_options.truth_faults(PLACE)) == []
 
 
 def test_it_is_pytorch_s_function():
-    with quick():
-        assert list(attention_options.torch_faults(PLACE, range(20))) == []
+    assert list(attention_options.torch_faults(PLACE, range(20))) == []
 
 
 def test_it_passes_pytorch_s_own_samples():
     dtypes, step = ("float32",), 5
     if not SIMULATED:
         dtypes, step = ("float32", "float16", "bfloat16"), 1
-    with quick():
-        for dtype in dtypes:
-            assert list(attention_options.sample_faults(PLACE, getattr(torch, dtype), step)) == []
+    for dtype in dtypes:
+        assert list(attention_options.sample_faults(PLACE, getattr(torch, dtype), step)) == []
 
 
 def test_packed_sequences_are_as_each_alone():
-    with quick():
-        assert list(attention_options.packed_faults(PLACE)) == []
+    assert list(attention_options.packed_faults(PLACE)) == []
 
 
 @pytest.mark.parametrize("options", [{}, dict(causal=True, softcap=2.0)], ids=["plain", "more"])

@@ -134,8 +134,9 @@ def test_jupyterlab_opens_the_first_lesson_in_the_users_folder(tmp_path, monkeyp
     assert environment["HOME"] and environment["JUPYTER_CONFIG_PATH"].endswith(":theirs")
 
 
-@pytest.mark.parametrize("port", ["0", "65536", "99999", "-1", "http"])
-def test_a_port_that_there_is_not_is_refused(port, capsys):
+@pytest.mark.parametrize("port", ["65536", "99999", "-1", "http"])
+def test_a_port_that_there_is_not_is_refused(port, capsys, monkeypatch):
+    monkeypatch.setattr(lab.os, "execve", None)  # would take the place of these tests
     with pytest.raises(SystemExit):
         cli.main(["lab", f"--port={port}"])
     assert f"a number from 0 to 65535; not '{port}'" in capsys.readouterr().err

@@ -106,5 +106,5 @@ def attention_operation():
             1, lambda *inputs, variant: joined(*ours_backward(*inputs, variant)[1:]),
             "the largest sum of terms' magnitudes of any key, times the largest score's",
         ),
-        n_dims=4, layout="queries, B x H x T x D", example=(2, 3, 20, 16),
+        n_dims=4, layout="queries, B x H x T x D", example=(2, 2, 20, 16),
     )  # fmt: skip

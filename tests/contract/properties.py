@@ -50,8 +50,10 @@ def views(held):
 
 
 def layouts(held):
-    """Every operand in a layout of its own, drawn by the subject's name: near the truth."""
-    generator, read = random.Random(held.subject.label), held.subject.read(held.inputs)
+    """Every operand in a layout of its own, drawn by the rung's name: near the truth."""
+    subject = held.subject
+    generator = random.Random(f"{subject.name} {subject.rung} {subject.dtype}")
+    read = subject.read(held.inputs)
     draws = [generator.sample(list(LAYOUTS), len(read)) for _ in range(1 if held.lean else 3)]
     if exceptions.of(held.subject, "layouts"):
         draws = [[name] * len(read) for name in LAYOUTS]

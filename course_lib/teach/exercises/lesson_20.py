@@ -223,7 +223,7 @@ def _dkdv_cases(rng):
         ((1, 3, 1, drawn(rng, 41, 60)), "plain"),
         ((1, drawn(rng, 34, 39), 4, 2), "below"),
         ((1, 5, drawn(rng, 34, 39), 1), "plain"),
-        ((1, T, T, drawn(rng, 9, 12)), "plain"),
+        ((1, T, T, drawn(rng, 3, 5)), "plain"),
     ]
     return _tiled(rng, sizes, of_keys=True)
 

@@ -127,7 +127,7 @@ def _rings(rng):
         (1, 40, 32),
         (2, 70, 64),
         (5, 7, 3),
-        (drawn(rng, 6, 7), drawn(rng, 35, 45), 32),
+        (drawn(rng, 6, 7), drawn(rng, 35, 45), 256),
     ]
 
 
