@@ -42,6 +42,11 @@ class Subject:
         return "-".join((self.name, self.direction, self.rung, self.dtype))
 
     @property
+    def named(self):
+        """The rung, and the way if it is one."""
+        return self.rung.partition("/")[0], self.rung
+
+    @property
     def is_way(self):
         return "/" in self.rung
 

@@ -74,9 +74,9 @@ EXCEPTIONS = (
 )  # fmt: skip
 
 #: Rungs whose blocks have so much to do that one call takes the simulator up to half a second,
-#: whatever the shape: {operation: rungs}. They are held to `truth` at one shape, to `views` (sliced
-#: ones), `out` and `bits` (the reverse order) by one call together, to `formats` and `nonfinite` by
-#: another; and the sanitizer watches them in the operation's own tests.
+#: whatever the shape: {operation: rungs, or single ways}. They are held to `truth` at one shape, to
+#: `views` (sliced ones), `out` and `bits` (the reverse order) by one call together, to `formats`
+#: and `nonfinite` by another; and the sanitizer watches them in the operation's own tests.
 LEAN = {
     "attention": ("separate", "tiled", "tensor_core"),
     "linear": ("register_tiled", "vectorised", "tensor_core"),
@@ -85,11 +85,13 @@ LEAN = {
     "pointwise_conv2d": ("tensor_core",),
     "conv_transpose2d": ("conv_gradient", "upsample2x"),
     "squeeze_excite": ("two_pass", "fused", "resident", "batched"),
+    "softmax": ("split/streamed",),
+    "log_softmax": ("split/streamed",),
 }
 
 
 def lean(subject):
-    return subject.rung.partition("/")[0] in LEAN.get(subject.name, ())
+    return any(name in LEAN.get(subject.name, ()) for name in subject.named)
 
 
 def of(subject, name):

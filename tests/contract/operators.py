@@ -102,6 +102,13 @@ SMALL = {
     "batch_norm": ((3, 4, 3, 3), (4,), (4,)),
     "batch_norm in inference": ((3, 4, 3, 3), *[(4,)] * 4),
     "linear": ((2, 3, 4), (5, 4), (5,)),
+    "conv2d of one pixel": ((2, 2, 1, 1), (3, 2, 3, 3), (3,)),
+    "conv2d of one channel": ((2, 1, 4, 4), (3, 1, 3, 3), (3,)),
+    "conv2d with 1 x 1 filters": ((2, 2, 4, 4), (3, 2, 1, 1), (3,)),
+    "conv_transpose2d of one pixel": ((2, 2, 1, 1), (2, 3, 3, 3), (3,)),
+    "layer_norm": ((2, 3, 4, 6), (4, 6), (4, 6)),
+    **dict.fromkeys(("interpolate", "interpolate of corners"), ((2, 2, 3, 4),)),
+    **{f"max_pool2d{of}": ((2, 2, 4, 5),) for of in ("", " with relu", " with indices")},
 }
 
 
