@@ -136,7 +136,6 @@ def check(q, k, v, forward=ON_ORDINARY_CORES, backward=("separate", "tiled"), **
     )
     truths += [summed(dscores, options["mask"].shape)] if with_mask else []
     times = 3 if options.get("softcap") else 2
-    saved = attention.forward(q, k, v, variant="streaming", **options)
     # A score's gradient is a difference of numbers of this size.
     shared = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
     size = 1 + (do.abs().float() @ shared.abs().float().mT).max().item()
