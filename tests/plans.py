@@ -9,6 +9,7 @@ import inspect
 import math
 from functools import partial
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -41,6 +42,15 @@ BY_ELEMENT = (
     "bn_relu_softmax.ladder", "attention.streaming", "attention.products",
 )  # fmt: skip
 FLAGS = "vectors", "whole"
+
+
+def _in_order(x, memory_format=torch.contiguous_format):
+    order = dict(memory_format=memory_format)
+    return x if x.is_contiguous(**order) else torch.empty_like(x, **order)
+
+
+#: Within it, copies of tensors have a place and no content: what a plan launches reads none.
+unread = mock.patch.multiple(torch.Tensor, contiguous=_in_order, copy_=lambda x, *_, **__: x)
 
 
 class Launch(NamedTuple):
@@ -121,7 +131,7 @@ def bytes_of(tensors):
 def passes(operation, chip, make, extents):
     """{name: Pass} of a call of all passes of an operation; `make(*shape)` makes its tensors."""
     found = {}
-    with planning(chip) as launches:
+    with planning(chip) as launches, unread:
 
         def run(name, function, *tensors, multiply_adds=0):
             first, result = len(launches), function()
@@ -137,7 +147,7 @@ def _launch(kernel, grid, block, args, options):
     f = kernel.py_func
     name = f"{f.__module__.removeprefix('course_lib.kernels.')}.{f.__name__}"
     args = (arg.item() if isinstance(arg, np.generic) else arg for arg in args)
-    arguments = dict(zip(inspect.signature(f).parameters, args, strict=True))
+    arguments = dict(zip(f.__code__.co_varnames[: f.__code__.co_argcount], args, strict=True))
     fixed = {k: getattr(v, "py_func", v) for k, v in inspect.getclosurevars(f).nonlocals.items()}
     blocks = math.prod(grid) if isinstance(grid, tuple) else int(grid)
     return Launch(name, blocks, options["cluster"], arguments, fixed)

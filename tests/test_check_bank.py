@@ -1,8 +1,8 @@
 """Every known-wrong kernel is rejected, every right one accepted, and so are mutants: rejected.
 
-Of each exercise's mutants SAMPLE are judged, always the same ones; an eighth of the wrong kernels
-are told their cause where the verdict would do, an eighth of the right ones are compiled and run in
-each order of threads; with ``COURSE_LIB_BANK=all``, all. The same as a table, of all mutants, with
+Of each exercise's mutants SAMPLE are judged, always the same ones; a sixteenth of the wrong kernels
+are told their cause where the verdict would do, and as many right ones are compiled and run in each
+order of threads; with ``COURSE_LIB_BANK=all``, all. The same as a table, of all mutants, with
 what each check said: ``python tests/bank -v``.
 """
 
@@ -50,8 +50,8 @@ def hashed(*names):
 
 
 def in_full(exercise, kernel):
-    """Whether more than the verdict is asked for: of the same eighth in every run, or of all."""
-    return ALL or hashed(exercise, kernel.__name__)[0] % 8 == 0
+    """Whether more than the verdict is asked for: of the same sixteenth in every run, or of all."""
+    return ALL or hashed(exercise, kernel.__name__)[0] % 16 == 0
 
 
 @pytest.mark.parametrize("exercise, kernel, says", named(bank.WRONG))

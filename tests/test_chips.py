@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import unread
 from test_compiler import specialisations
 
 from course_lib.kernels import (
@@ -436,12 +437,12 @@ def squeezing_and_exciting(draw):
         assert any(text in str(error) for text in refused)
 
 
-OPERATIONS = (
+OPERATIONS = tuple(unread(each) for each in (
     activations, pooling, softmaxes, softmaxes_with_dropout, scaled_softmaxes, dropouts,
     normalised_softmaxes, cross_entropies, dice_losses, batch_norms, max_pooling, linears,
     attentions, optimisers, convolutions, transposed_convolutions, squeezing_and_exciting,
     upsampling,
-)  # fmt: skip
+))  # fmt: skip
 #: Launched in blocks of a size that every chip takes, without shared memory of a launcher's choice.
 LEFT_OUT = {"all_reduce", "batches"}
 

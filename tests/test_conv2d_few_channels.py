@@ -37,10 +37,10 @@ def fits(image, taps, padding, dilation):
 
 @settings(max_examples=6, deadline=None)
 @given(
-    N=st.integers(0, 3),
+    N=st.integers(0, 2),
     size=st.sampled_from(plans.FILTER_SIZES),
-    K=st.integers(1, 20),
-    image=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    K=st.integers(1, 12),
+    image=st.tuples(st.integers(1, 9), st.integers(1, 7)),
     options=st.fixed_dictionaries(OPTIONS),
     biased=st.booleans(),
     dtype=st.sampled_from(list(ROUNDING)),
@@ -67,7 +67,8 @@ def test_random_cases(N, size, K, image, options, biased, dtype, layout, seed):
 def test_every_size(size, layout):
     """More filters than a block of dweight takes, of which the last has fewer."""
     C, *taps = size
-    tensors = case((1, C, 5, 4), (19 if SIMULATED else 35, C, *taps), layout=layout)
+    K = 35 if not SIMULATED else 19 if layout == LAYOUTS[1] else 11
+    tensors = case((1, C, 5, 4), (K, C, *taps), layout=layout)
     check(RUNG, *tensors, needs=OWN, padding=tuple(n // 2 for n in taps))
 
 
@@ -76,10 +77,10 @@ def test_every_size(size, layout):
 )
 def test_results_of_one_channel_in_both_formats(N, dtype):
     """x is of both formats, so that y and dy may be of either, and none is copied."""
-    x, weight, bias = case((N, 1, 5, 6), (16, 1, 3, 3), dtype)
+    x, weight, bias = case((N, 1, 5, 6), (8, 1, 3, 3), dtype)
     arguments = [double(each) for each in (x, weight, bias)]
     sizes = [abs(each) for each in arguments]
-    dy = torch.randn(N, 16, 3, 4).to(PLACE, dtype)
+    dy = torch.randn(N, 8, 3, 4).to(PLACE, dtype)
     expected = reference.conv2d_backward(double(dy), *arguments[:2])
     dy_sizes = reference.conv2d_backward(abs(double(dy)), *sizes[:2])
     for layout in LAYOUTS:

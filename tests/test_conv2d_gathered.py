@@ -89,7 +89,7 @@ def check(x, weight, bias, precision="tf32", with_dweight=True, **options):
     (FLOAT, False, (1, 7, 6, 5), (9, 2, 3), dict(stride=(1, 2), padding=1), SMALL, 1),
     # In three parts: sums of more than a few tiles, of whole vectors and not, by two blocks.
     (FLOAT, False, (2, 19, 5, 6), (9, 3, 3), dict(padding=1, precision="float32"), SMALL, 1),
-    (FLOAT, True, (1, 8, 6, 5), (40, 3, 2), dict(stride=2, precision="float32"), WIDE, 2),
+    (FLOAT, True, (1, 8, 6, 5), (40, 3, 2), dict(stride=(2, 1), precision="float32"), WIDE, 2),
 ])  # fmt: skip
 def test_every_pass(dtype, last, x_shape, filters, options, shape, n_splits):
     tensors = case(x_shape, (filters[0], x_shape[1], *filters[1:]), dtype, LAYOUTS[last])
@@ -161,7 +161,7 @@ def test_a_result_and_inputs_that_begin_anywhere(last):
 @simulated_only
 def test_the_sanitizer_finds_nothing(monkeypatch):
     """Products come as late as they may: a GPU need not multiply before it is waited for."""
-    tensors = case((1, 20, 4, 5), (12, 20, 3, 2), BRAIN)
+    tensors = case((1, 20, 4, 5), (12, 20, 2, 2), BRAIN)
     begun = collections.defaultdict(list)
 
     def wait(n_left):
@@ -181,7 +181,7 @@ def test_the_sanitizer_finds_nothing(monkeypatch):
             module, "wait_for_products", as_twin(lambda acc, n: wait(0))
         )
     with tiles(SMALL, 2), simulator.sanitize() as report:
-        check(*tensors, stride=2, padding=1)
+        check(*tensors, stride=(1, 2), padding=1)
     assert begun and not any(begun.values())
     assert not report, str(report)
 

@@ -56,7 +56,7 @@ FORWARD, DX, ONLY_FORWARD = "forward", "dx", "only forward"
 @on_hopper
 @pytest.mark.parametrize("kind, shape, dtype, last, x_shape, filters, biased, options, passes", [
     # Two chunks of channels, of which the second is not full; tiles across images; three chunks.
-    (Whole, SMALL, FLOAT, False, (3, 36, 5, 6), (12, 3, 3), True, dict(padding=1), FORWARD),
+    (Whole, SMALL, FLOAT, False, (3, 36, 3, 5), (12, 2, 2), True, dict(padding=1), FORWARD),
     (Whole, PAIR, BRAIN, True, (2, 72, 4, 7), (16, 2, 2), False,
      dict(padding=1, dilation=(1, 2)), FORWARD),
     (Whole, DEEP, HALF, True, (2, 136, 3, 5), (8, 2, 2), True, dict(padding=1), FORWARD),
@@ -70,7 +70,7 @@ FORWARD, DX, ONLY_FORWARD = "forward", "dx", "only forward"
     (Whole, SMALL, FLOAT, True, (2, 36, 4, 3), (72, 2, 3), False,
      dict(padding=(0, 1), dilation=(2, 1)), DX),
     (Mixed, SMALL, FLOAT, False, (1, 8, 7, 3), (72, 3, 1), True, dict(padding=(2, 0)), DX),
-    (Mixed, WIDE, FLOAT, True, (2, 8, 3, 5), (132, 2, 3), True, dict(padding=(0, 1)), FORWARD),
+    (Mixed, WIDE, FLOAT, True, (2, 8, 3, 5), (132, 1, 4), True, dict(padding=(0, 1)), FORWARD),
     # One line; one column; two taps.
     (Whole, SMALL, BRAIN, True, (2, 8, 1, 41), (8, 1, 3), True, dict(padding=(0, 1)), FORWARD),
     (Whole, DEEP, FLOAT, False, (3, 4, 13, 1), (8, 5, 1), False, dict(padding=(2, 0)), DX),
@@ -78,13 +78,13 @@ FORWARD, DX, ONLY_FORWARD = "forward", "dx", "only forward"
     (Mixed, PAIRED, FLOAT, False, (3, 4, 13, 1), (8, 5, 1), False, dict(padding=(2, 0)), DX),
     (Mixed, FEW, FLOAT, False, (2, 36, 5, 6), (8, 1, 2), True, {}, FORWARD),
     # Padding and dilation as far as they go, and none.
-    (Whole, DEEP, BRAIN, False, (1, 8, 6, 5), (16, 5, 5), True, dict(padding=2), DX),
+    (Whole, DEEP, BRAIN, False, (1, 8, 6, 5), (16, 5, 2), True, dict(padding=(2, 1)), DX),
     (Whole, PAIR, FLOAT, False, (2, 8, 9, 7), (8, 3, 3), True, dict(padding=2, dilation=2),
      FORWARD),
-    (Whole, WIDE, HALF, True, (1, 16, 9, 8), (64, 3, 3), True, dict(dilation=(2, 3)), DX),
-    (Mixed, PAIRED, FLOAT, False, (1, 8, 9, 7), (8, 3, 3), True, dict(padding=2, dilation=2),
+    (Whole, WIDE, HALF, True, (1, 16, 9, 8), (64, 3, 2), True, dict(dilation=(2, 3)), DX),
+    (Mixed, PAIRED, FLOAT, False, (1, 8, 9, 7), (8, 3, 2), True, dict(padding=2, dilation=2),
      FORWARD),
-    (Mixed, SMALL, FLOAT, True, (1, 8, 9, 8), (16, 3, 3), True, dict(dilation=(2, 3)), DX),
+    (Mixed, SMALL, FLOAT, True, (1, 8, 9, 8), (16, 3, 2), True, dict(dilation=(2, 3)), DX),
     # Pixels of y that meet padding alone; dx goes another way.
     (Whole, SMALL, BRAIN, True, (1, 8, 3, 3), (8, 2, 2), True, dict(padding=2), ONLY_FORWARD),
     (Whole, PAIR, FLOAT, False, (2, 4, 5, 3), (8, 5, 1), True, dict(padding=1), ONLY_FORWARD),
@@ -132,7 +132,7 @@ def test_fewer_tiles_than_blocks_or_more(kind):
     gather = halo_plan.forward_of(problem_of(x.shape, weight.shape, 1, 0, 1, 1, True))
     assert warpgroup_plan.n_tiles_of(gather, SMALL) == 4
     kernel, results = kind.kernel(SMALL, FLOAT), []
-    for n_blocks in (1, 3, 5) if kind is Whole else (1, 5):
+    for n_blocks in ((3, 5) if kind is Whole else (1, 5)) if SIMULATED else (1, 3, 5):
         with tiles(kind, SMALL, n_blocks), recorded() as launches:
             results.append(check_forward(kind, SMALL, x, weight, bias))
         assert [grid for found, grid, *_ in launches if found is kernel] == [min(n_blocks, 4)]
@@ -168,7 +168,7 @@ small, one_or_two = st.integers(0, 2), st.integers(1, 2)
     last=st.booleans(),
     N=st.integers(1, 3),
     vectors=st.tuples(st.sampled_from([1, 2, 9]), st.sampled_from([1, 3, 9])),
-    size=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    size=st.tuples(st.integers(1, 5), st.integers(1, 6)),
     taps=st.sampled_from([(2, 2), (3, 1), (1, 3), (3, 3), (2, 3), (1, 4), (4, 2)]),
     padding=st.tuples(small, small),
     dilation=st.tuples(one_or_two, one_or_two),

@@ -111,7 +111,7 @@ def test_random_cases(variant, **arguments):
     random_case(variant, **arguments)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(**RANDOM)
 def test_random_cases_in_tiles(**arguments):
     random_case("conv_gradient", **arguments)
@@ -229,7 +229,8 @@ def test_sanitizer_finds_nothing(layout):
     options = dict(stride=(2, 1), padding=1, output_padding=(1, 0), variant="conv_gradient")
     with simulator.sanitize() as report:
         y = conv_transpose2d.forward(x, weight, bias, **options)
-        conv_transpose2d.backward(y, x, weight, **options)
+        if layout == NHWC:  # `test_conv2d` has the same kernels on the others
+            conv_transpose2d.backward(y, x, weight, **options)
     assert not report, str(report)
 
 

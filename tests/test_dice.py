@@ -58,7 +58,7 @@ def check(logits, target, weight=None, **options):
     return loss, dlogits
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 5), st.integers(1, 8))
     | st.tuples(st.integers(1, 2), st.integers(1, 40), st.sampled_from([1, 3, 8, 16]))
@@ -223,8 +223,6 @@ def test_errors_name_what_was_expected():
         dice.backward(loss[None], *saved)
     with pytest.raises(ArrayError, match=r"factors must have shape \(11,\)"):
         dice.backward(loss, logits, target, factors[1:])
-
-
 
 
 def test_the_module():

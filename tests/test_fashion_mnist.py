@@ -382,7 +382,7 @@ def small(monkeypatch):
     if SIMULATED:
         networks = functools.partial(models.FashionMNISTCNN, widths=(2, 3, 8))
         monkeypatch.setattr(models, "FashionMNISTCNN", networks)
-    n, batch = (3, 1) if SIMULATED else (960, 32)
+    n, batch = (2, 1) if SIMULATED else (960, 32)
     given = [part[:n] for part in parts()]
     return given, dict(epochs=2, batch_size=batch, checkpoint_steps=1)
 
@@ -408,7 +408,7 @@ def check_resuming(small, folder, **options):
     options = fixed | dict(trainer="captured") | options
     whole, history = train.train_fashion_mnist(*given, **options)
     with pytest.MonkeyPatch.context() as patch:
-        killed_at(patch, training.FashionMNISTPass, options["epochs"] * 3 // 2 + 1)
+        killed_at(patch, training.FashionMNISTPass, options["epochs"] + 1)
         with pytest.raises(Killed):
             train.train_fashion_mnist(*given, **options, output=folder)
     del options["trainer"]  # it goes on as it was begun

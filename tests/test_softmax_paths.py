@@ -129,7 +129,7 @@ def test_registers_with_every_number_of_slots(operation, dtype):
 @simulated_only
 @both
 @pytest.mark.parametrize(
-    "variant, n_cols", [("registers", plan.ROW_LIMIT[2]), ("split", 131_072), ("online", 20_000)]
+    "variant, n_cols", [("registers", plan.ROW_LIMIT[2]), ("split", 60_000), ("online", 20_000)]
 )
 def test_long_rows(operation, variant, n_cols):
     check(operation, randn(1, n_cols) * 3, randn(1, n_cols, seed=1), variant)
@@ -143,6 +143,7 @@ def test_small_chips(operation, shared_bytes, clusters, monkeypatch):
     monkeypatch.setattr(operations, "_chosen", operations._chosen.__wrapped__)
     monkeypatch.setattr(plan, "SHARED_RESERVE", 64)
     monkeypatch.setattr(row_plan, "STREAM_PART", 128)
+    monkeypatch.setattr(row_plan, "STREAM_THREADS", 32)
     for n_cols in (100, 300, 1000):
         check(operation, randn(2, n_cols), randn(2, n_cols, seed=1), "split")
 

@@ -163,8 +163,8 @@ def test_the_reference_is_what_autograd_finds(activation, gate):
 @settings(max_examples=5, deadline=None)
 @given(
     shape=st.tuples(
-        st.integers(1, 4), st.integers(1, 40), st.integers(1, 13), st.integers(1, 13)
-    ).filter(lambda shape: math.prod(shape) < 6000),
+        st.integers(1, 2), st.integers(1, 40), st.integers(1, 13), st.integers(1, 13)
+    ).filter(lambda shape: math.prod(shape) < 2000),
     R=st.integers(1, 20),
     dtype=st.sampled_from(list(ROUNDING)),
     wide=st.booleans(),
@@ -200,13 +200,15 @@ def test_one_pixel_one_channel_one_hidden_number(variant, shape, R, layout, acti
 
 @pytest.mark.parametrize("variant", VARIANTS[1:])
 def test_many_channels_and_a_wide_hidden_layer(variant):
-    check(*inputs((1, 270, 1, 2), 5), variant)
-    check(*inputs((1, 270, 1, 2), 5, layout="channels_last"), variant)
+    for layout in FORMATS if variant == "two_pass" else ["channels_last"]:
+        check(*inputs((1, 270, 1, 2), 5, layout=layout), variant)
     check(*inputs((1, 2, 3, 3), 1031), variant)
 
 
-@every_variant
-@every_dtype
+@pytest.mark.parametrize("variant, dtype", [
+    (variant, dtype) for variant in VARIANTS for dtype in ROUNDING if not SIMULATED
+    or dtype == torch.float32 or variant == ("fused" if dtype == torch.bfloat16 else "two_pass")
+])  # fmt: skip
 def test_no_less_accurate_than_pytorch(variant, dtype):
     """Over several draws: the error of a single sum of numbers that cancel is a matter of luck."""
     squares = np.zeros((2, 6))
@@ -248,29 +250,32 @@ def fine_cuts(monkeypatch):
         planned.cache_clear()
 
 
-IN_PARTS = {
-    "contiguous": [(2, 3, 19, 17), (1, 2, 21, 23)],
-    "channels_last": [(1, 32, 15, 13), (1, 37, 15, 13)],
-}
-
-
-@every_format
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_planes_in_parts(fine_cuts, dtype, layout):
-    rungs = (two_pass, fused) if dtype == torch.float32 else (fused, two_pass)
-    rungs = (two_pass, two_pass) if layout == "channels_last" else rungs
-    for shape, rung in zip(IN_PARTS[layout], rungs, strict=True):
-        dy, x, weights = inputs(shape, 5, dtype, layout=layout)
-        problem = se.problem.problem_of(
-            shape, 5, layout == "channels_last", "silu", "sigmoid", dtype.itemsize
-        )
-        assert plan.plan_of(problem, rung.CUT).n_parts > 1
-        check(dy, x, weights, rung.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("variant, layout, dtype, shape, n_parts", [
+    ("two_pass", "contiguous", torch.float32, (1, 2, 13, 15), 3),
+    ("fused", "contiguous", torch.float32, (2, 2, 13, 15), 3),
+    ("two_pass", "contiguous", torch.bfloat16, (2, 2, 19, 17), 2),
+    ("fused", "contiguous", torch.bfloat16, (1, 2, 21, 23), 3),
+    ("two_pass", "channels_last", torch.float32, (1, 32, 9, 11), 3),
+    ("two_pass", "channels_last", torch.bfloat16, (1, 32, 15, 13), 3),
+    ("two_pass", "channels_last", torch.bfloat16, (1, 37, 4, 5), 3),
+    # More slots than a thread has in flight: twice as many threads share them, and twice again.
+    ("two_pass", "channels_last", torch.float32, (1, 37, 12, 9), 18),
+])  # fmt: skip
+def test_planes_in_parts(fine_cuts, variant, layout, dtype, shape, n_parts):
+    dy, x, weights = inputs(shape, 5, dtype, layout=layout)
+    problem = se.problem.problem_of(
+        shape, 5, layout == "channels_last", "silu", "sigmoid", dtype.itemsize
+    )
+    assert plan.plan_of(problem, getattr(se, variant).CUT).n_parts == n_parts
+    watched = SIMULATED and variant == "two_pass" and dtype == torch.float32 and shape[1] < 37
+    with simulator.sanitize() if watched else contextlib.nullcontext() as report:
+        check(dy, x, weights, variant)
+    assert not watched or not report.findings, report
 
 
 @pytest.mark.parametrize("shape, variant", [
-    ((2, 7, 13, 14), "two_pass"), ((1, 20, 7, 7), "fused"), ((2, 21, 1, 9), "two_pass"),
-    ((1, 3, 20, 20), "fused"),
+    ((2, 2, 13, 14), "two_pass"), ((1, 6, 7, 7), "fused"), ((2, 13, 1, 9), "two_pass"),
+    ((1, 2, 12, 16), "fused"),
 ])  # fmt: skip
 def test_planes_in_groups(fine_cuts, shape, variant):
     check(*inputs(shape, 4), variant)
@@ -291,11 +296,13 @@ def coarse_cuts(monkeypatch):
     monkeypatch.setattr(two_pass, "CUT", two_pass.CUT._replace(least_bytes=1 << 20))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_short_planes_in_several_turns(coarse_cuts, dtype):
+@pytest.mark.parametrize(
+    "dtype, shape", [(torch.float32, (1, 70, 12, 12)), (torch.float16, (1, 70, 18, 16))]
+)
+def test_short_planes_in_several_turns(coarse_cuts, dtype, shape):
     watched = dtype == torch.float16
     with simulator.sanitize() if watched else contextlib.nullcontext() as report:
-        check(*inputs((1, 200, 12, 12), 4, dtype), "two_pass")
+        check(*inputs(shape, 4, dtype), "two_pass")
     assert not watched or not report.findings, report
 
 
@@ -442,7 +449,7 @@ def operator(*names):
 def test_what_looks_alike_is_repeated(repeating, layout):
     forward, of_y, backward = operator("_kernel", "_kernel_of_y", "_backward_kernel")
     options, counts = ("silu", "sigmoid"), []
-    for seed in range(4):
+    for seed in range(3):
         dy, x, weights = inputs((2, 12, 3, 5), 3, layout=layout, seed=seed)
         y, *saved = forward(x, *weights, *options)
         found = y, *backward(dy, x, weights[0], weights[2], *saved, *options)
@@ -453,7 +460,7 @@ def test_what_looks_alike_is_repeated(repeating, layout):
         for a, b in zip(found, (plain_y, *plain), strict=True):
             assert torch.equal(a, b) and a.stride() == b.stride() and a.dtype == b.dtype
     if SIMULATED:
-        assert counts[1:] == [counts[0]] * 3 and counts[0] >= 4
+        assert counts[1:] == [counts[0]] * 2 and counts[0] >= 4
     with pytest.raises(ValueError, match="unknown gate"):
         forward(x, *weights, "silu", "tanh")
 
@@ -486,23 +493,13 @@ def test_the_sanitizer_finds_nothing(variant, layout, shape, dtype):
 
 
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
-@every_format
-def test_the_sanitizer_finds_nothing_in_parts(fine_cuts, layout):
-    shape = {"contiguous": (1, 4, 13, 17), "channels_last": (1, 32, 9, 11)}[layout]
-    dy, x, weights = inputs(shape, 3, layout=layout)
-    with simulator.sanitize() as report:
-        run(dy, x, weights, "two_pass")
-    assert not report.findings, report.findings
-
-
-@pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
 def test_all_warps_have_noted_their_sums_before_a_group_is_counted(monkeypatch):
     """Two groups of more channels than a warp has lanes; another block reads the sums."""
-    monkeypatch.setattr(fused, "CUT", fused.CUT._replace(least_bytes=256))
-    shape = (1, 140, 1, 1)
+    monkeypatch.setattr(fused, "CUT", fused.CUT._replace(least_bytes=128))
+    shape = (1, 70, 1, 1)
     problem = se.problem.problem_of(shape, 3, False, "silu", "sigmoid", 4)
     found = plan.plan_of(problem, fused.CUT)
-    assert found.n_slots == 2 and found.group == 70
+    assert found.n_slots == 2 and found.group == 35
     dy, x, weights = inputs(shape, 3)
     with simulator.sanitize() as report:
         check(dy, x, weights, "fused")

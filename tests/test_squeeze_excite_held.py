@@ -89,12 +89,10 @@ def check(rung, dy, x, weights, activation="silu", gate="sigmoid", runs=1 if SIM
 
 
 def test_by_auto(monkeypatch):
-    _, x, weights = inputs((33, 12, 2, 2), 6)
     monkeypatch.setattr(batched, "LARGE_LAYERS", 60)
     with recorded() as launches:
-        y, *_ = se.forward(x, *weights)
+        check("auto", *inputs((17, 12, 2, 2), 6), runs=1)
     assert tuple(kernel for kernel, *_ in launches) == batched.FORWARD_KERNELS
-    assert torch.equal(y, forward(x, weights)[0])
 
 
 @pytest.mark.parametrize("rung, shape, R, dtype", [
@@ -112,11 +110,12 @@ def test_by_auto(monkeypatch):
     *(("batched", *row, torch.float32) for row in (
         ((5, 8, 3, 3), batched.MOST_HIDDEN), ((1, 33, 1, 2), 215))),
 ])  # fmt: skip
-def test_images(few_blocks, rung, shape, R, dtype):
+def test_images(few_blocks, monkeypatch, rung, shape, R, dtype):
+    monkeypatch.setattr(resident, "room_of", lambda x: (2, 26 << 10))  # 4 blocks at once
     check(rung, *inputs(shape, R, dtype))
 
 
-@every_dtype
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_planes_in_parts_and_samples_in_turns(few_blocks, dtype):
     dy, x, weights = inputs((3, 3, 37, 116 // dtype.itemsize), 4, dtype)
     plan = resident_plan.plan_of(problem_of(
@@ -141,7 +140,7 @@ def test_planes_that_are_held_and_planes_that_are_not(held, shape, R, dtype):
 
 
 @every_rung
-@settings(deadline=None, max_examples=12 if SIMULATED else 64)
+@settings(deadline=None, max_examples=6 if SIMULATED else 64)
 @given(
     shape=st.tuples(*(st.integers(1, n) for n in (5, 32, 8, 8))),
     R=st.integers(1, 16),
@@ -165,10 +164,9 @@ def beside(x):
     return memory[3:].view(x.shape).copy_(x)
 
 
-@every_dtype
-@every_rung
+@pytest.mark.parametrize("rung, dtype", in_turns(RUNGS, ROUNDING))
 def test_images_that_begin_beside_a_boundary(few_blocks, rung, dtype):
-    dy, x, weights = inputs((2, 5, 7, 9), 3, dtype)
+    dy, x, weights = inputs((2, 3, 7, 9), 3, dtype)
     aligned, pairs = forward(x, weights, rung), []
     for out in (None, beside(x)):
         pairs += zip(forward(beside(x), weights, rung, out=out), aligned, strict=True)
@@ -229,12 +227,12 @@ def test_in_any_order_of_blocks_and_the_counters_are_left_at_zero(
     if room:
         monkeypatch.setattr(batched, "room_of", lambda x: (8, HELD[room]))
     first = None
-    for seed in range(3):
+    for seed in range(2):
         with simulator.options(seed=seed):
             found = check(rung, *inputs(shape, 3))
         first = first or found
         assert all(map(torch.equal, found, first))
-    assert len(seen) == (6 if rung == "resident" else 3)
+    assert len(seen) == (4 if rung == "resident" else 2)
     assert not any(np.asarray(c).any() for c in seen)
 
 
@@ -247,6 +245,7 @@ def test_in_any_order_of_blocks_and_the_counters_are_left_at_zero(
     ("batched", "none", (2, 24, 4, 2), torch.bfloat16),
 ])  # fmt: skip
 def test_the_sanitizer_finds_nothing(few_blocks, monkeypatch, rung, room, shape, dtype):
+    monkeypatch.setattr(resident, "room_of", lambda x: (2, 26 << 10))
     if room:
         monkeypatch.setattr(batched, "room_of", lambda x: (8, HELD[room]))
     with simulator.sanitize() as report:

@@ -57,9 +57,8 @@ def test_auto_takes_fused_for_large_images_with_small_layers():
 
 
 @pytest.mark.skipif(not SIMULATED, reason="the simulator has the orders to try")
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("lead", [0, 3])
-def test_in_any_order_of_blocks_and_the_counters_are_left_at_zero(monkeypatch, layout, lead):
+def test_in_any_order_of_blocks_and_the_counters_are_left_at_zero(monkeypatch, lead):
     seen = []
 
     def noted(n, like):
@@ -72,7 +71,7 @@ def test_in_any_order_of_blocks_and_the_counters_are_left_at_zero(monkeypatch, l
     monkeypatch.setattr(fused, "BACKWARD_LEAD", lead)
     for seed in range(3):
         with simulator.options(seed=seed):
-            check(*inputs((4, 5, 7, 9), 3, layout=layout, seed=seed), "fused")
+            check(*inputs((3, 5, 7, 9), 3, seed=seed), "fused")
     assert len(seen) >= 6 and not any(np.asarray(each).any() for each in seen)
 
 

@@ -34,6 +34,9 @@ SEED = 1
 #: Seconds for what is seen of a failure, as in a check.
 LOOKING = causes.LOOKING / 2
 
+#: What is looked for in a message, where it is of the work of a kernel whose result may be right.
+OF_ITS_WORK = re.compile("(is|are|threads) .?read|float64|should|touch|shuffles|everything|memory")
+
 #: The limits of the search for its cause.
 SEARCHES = ("GRAFTING", "MATCHING", "REPAIR", "ALONE")
 
@@ -76,32 +79,47 @@ def judge_wrong(exercise: str, kernel, says: str, thorough: bool = True) -> Row:
 
     To look for the cause takes longer than the verdict: where `says` is found in the message
     without it, nobody waits for it, and only those who are `thorough` for what is seen, no longer
-    than a learner does. Nor does anybody wait long for what never ends. A busy machine may be too
-    slow to find the cause in a learner's time: it gets four times as much, once.
+    than a learner does. Nor does anybody wait long for what never ends, or, where the kernel's work
+    is wrong and its result may be right, for every order of threads, but those who are thorough. A
+    busy machine may be too slow to find the cause in a learner's time: it gets four times as much,
+    once, and thoroughly.
     """
     patience = 0.1 if "did not end" in says else 2
     row = _judged(exercise, kernel, says, thorough, patience)
-    if row.outcome != "cause":
+    in_full = thorough or not OF_ITS_WORK.search(says)
+    if row.outcome == "rejected" or row.outcome == "missed" and in_full:
         return row
     longer = {name: 4 * getattr(sentence, name) for name in SEARCHES}
     with mock.patch.multiple(sentence, **longer):
-        return _judged(exercise, kernel, says, thorough, patience)
+        return _judged(exercise, kernel, says, True, patience)
 
 
 def _judged(exercise: str, kernel, says: str, thorough: bool, patience: float) -> Row:
+    observed, telling_more = causes.observed, causes._telling_more
 
     def needed_cause(attempt, failure):
         def found():
             return re.search(says, report.describe(attempt, failure))
 
+        def observed_once(attempt, other):
+            return failure.seen if other is failure else observed(attempt, other)
+
+        def needed_more(attempt, failure):
+            return failure if not thorough and found() else telling_more(attempt, failure)
+
         if not found():
-            failure.seen = causes.observed(attempt, failure)
+            failure.seen = observed(attempt, failure)
         elif thorough:
             with contextlib.suppress(TimeUp), deadline(LOOKING):
-                failure.seen = causes.observed(attempt, failure)
-        return failure if found() else causes.explain(attempt, failure)
+                failure.seen = observed(attempt, failure)
+        if found():
+            return failure
+        with mock.patch.multiple(causes, observed=observed_once, _telling_more=needed_more):
+            return causes.explain(attempt, failure)
 
-    with mock.patch.object(checking, "explain", needed_cause):
+    in_one_order = not thorough and OF_ITS_WORK.search(says)
+    orders = mock.patch.object(checking, "ORDERS", checking.ORDERS[: 1 if in_one_order else None])
+    with orders, mock.patch.object(checking, "explain", needed_cause):
         seconds, message, _ = _checked(exercise, kernel, patience)
     outcome = "missed"
     if message:

@@ -74,8 +74,9 @@ def ways_to_call(held):
 
 def layouts(held):
     """Every operand in every layout, and gradients that are expanded, transposed or with gaps."""
-    for fault in operands.faults(held.subject.label):
-        require(False, "layouts", fault)
+    with choosing("tiled", attention):
+        for fault in operands.faults(held.subject.label):
+            require(False, "layouts", fault)
 
 
 def extreme_numbers(held):
@@ -388,7 +389,9 @@ def keep(held, name):
     """
     exception = next((each for each in EXCEPTIONS if each.covers(held.subject, name)), None)
     try:
-        with contextlib.nullcontext() if name == extreme_numbers.__name__ else quick():
+        with contextlib.nullcontext() if name in (layouts.__name__, extreme_numbers.__name__) else (
+            quick()
+        ):
             BY_NAME[name](held)
     except Broken as error:
         broken = error

@@ -192,7 +192,7 @@ def _scaled_dot_product_attention():
 
 def _squeeze_excite():
     named = [("silu", "sigmoid"), ("relu", "hard_sigmoid"), ("silu", "hard_sigmoid")]
-    for (*images, C, H, W), R in (((3, 10, 7, 5), 4), ((1, 1, 1, 1), 1), ((2, 40, 3, 3), 9)):
+    for (*images, C, H, W), R in (((2, 10, 5, 3), 4), ((1, 1, 1, 1), 1), ((2, 40, 3, 3), 9)):
         for activation, gate in named:
             weights = (R, C), (R,), (C, R), (C,)
             yield [(*images, C, H, W), *weights], dict(activation=activation, gate=gate)

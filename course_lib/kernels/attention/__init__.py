@@ -128,7 +128,7 @@ def forward(q, k, v, *, variant=AUTO, out=None, **options):
     request = Request(q, k, v, options)
     request.check_out(out)
     problem, chip = request.problem(out), chip_of(q)
-    if variant == AUTO and aligned_rows.are_worth_it(request, problem, chip):
+    if variant == AUTO and aligned_rows.are_worth_it(FORWARD, request, problem, chip):
         found, lse = forward(*map(aligned, (q, k, v)), **options | {"scale": request.scale})
         return copy_rows(found, request.outputs(out)[0]), lse
     _, way, plan = FORWARD.choose(variant, problem, chip)
@@ -150,7 +150,7 @@ def backward(do, q, k, v, o, lse, *, dlse=None, mask_gradient=False, variant=AUT
     request = Request(q, k, v, options)
     request.check_saved(do, o, lse, dlse, mask_gradient)
     problem, chip = request.problem(do=do), chip_of(q)
-    if variant == AUTO and aligned_rows.are_worth_it(request, problem, chip):
+    if variant == AUTO and aligned_rows.are_worth_it(BACKWARD, request, problem, chip):
         given = options | dict(scale=request.scale, dlse=dlse, mask_gradient=mask_gradient)
         found = backward(*map(aligned, (do, q, k, v, o)), lse, **given)
         own = request.gradients(False)

@@ -10,6 +10,7 @@ from course_lib import cuda
 from course_lib.kernels.attention.options import place_of, rows_together
 from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.score_mask import memory
+from course_lib.kernels.operation import AUTO
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES, load, store
@@ -54,8 +55,10 @@ def aligned(x):
     return copy_rows(x, arrays.empty(shape, like=x))
 
 
-def are_worth_it(request, problem, chip):
+def are_worth_it(ladder, request, problem, chip):
     """Whether AUTO copies: rows are not aligned, and tensor cores would take them if they were."""
     n = request.n_heads * request.T * request.S * (problem.D + problem.E)
     narrow = problem.itemsize == 2 and not problem.is_aligned
-    return narrow and n >= WORTH and chip.capability >= TENSOR_CORES
+    if not narrow or n < WORTH or chip.capability < TENSOR_CORES:
+        return False
+    return ladder.choose(AUTO, problem._replace(is_aligned=True), chip).rung == "tensor_core"

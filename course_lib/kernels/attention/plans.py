@@ -9,6 +9,7 @@ from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
 from course_lib.kernels.attention import wide_backward as wide
 from course_lib.kernels.attention.adding import by_adding_warpgroups
+from course_lib.kernels.attention.aligned_rows import copy_rows_kernel
 from course_lib.kernels.attention.multiplying import HALVES, by_warpgroups, by_warps
 from course_lib.kernels.attention.splitting import FLOATS, by_split_warps
 from course_lib.kernels.blocks.mma.warpgroup import ONLY
@@ -204,13 +205,18 @@ def tensor_core_backward_kernels():
 
 def kernels_of(way):
     """The kernels of that way of `tensor_core`, forwards."""
-    return [kernel for name, _, kernel in tensor_core_kernels() if name == way]
+    return [*copying(way), *(kernel for name, _, kernel in tensor_core_kernels() if name == way)]
 
 
 def backward_kernels_of(way):
     """The kernels of that way of `tensor_core`, backwards."""
     two = [two for name, _, *two in tensor_core_backward_kernels() if name == way]
-    return [backwards.delta_kernel, separate.mask_gradient_kernel, *sum(two, [])]
+    return [*copying(way), backwards.delta_kernel, separate.mask_gradient_kernel, *sum(two, [])]
+
+
+def copying(way):
+    """What AUTO launches before it, where its rows are of 16 bits and are not aligned."""
+    return [] if way == "split" else [copy_rows_kernel]
 
 
 def tiled_kernels():
