@@ -47,7 +47,7 @@ def for_both_gradients(subject):
         taken[key] += 1
         if len(made[key]) < taken[key]:
             made[key].append(function(*args, **given))
-        return tuple(each.clone() for each in made[key][taken[key] - 1])
+        return tuple(x if x is None else x.clone() for x in made[key][taken[key] - 1])
 
     with mock.patch.multiple(
         module,

@@ -1,6 +1,7 @@
 """The promises that every rung keeps, each a function that raises `Broken` where it does not."""
 
 import random
+import re
 
 import numpy as np
 import torch
@@ -64,7 +65,7 @@ def layouts(held):
         try:
             found = held.run(inputs)
         except ValueError as refusal:  # of a rung that takes 16 bytes at a time
-            clear = "use '" in str(refusal) or "use one of" in str(refusal)
+            clear = re.search("use (variant=)?'|use one of", str(refusal))
             require(clear, "layouts", f"unclear: {refusal}")
         else:
             held.near_truth("layouts", inputs, found)
