@@ -282,6 +282,9 @@ mistakes("flash_attention_dkdv",
     ("dkdv_the_last_tile_alone", VALUES, "            for other in range(TILE):\n",
      "            dkeys[d // TILE] = dvalues[d // TILE] = ZERO\n"
      "            for other in range(TILE):\n"),
+    ("dkdv_adds_up_one_slot", VALUES, "            for other in range(TILE):\n",
+     "            dkeys[d // TILE] = dkeys[d // TILE] if d < TILE else ZERO\n"
+     "            for other in range(TILE):\n"),
     ("dkdv_skips_nothing", READ_Q, "range(max(0, top + T - S) // TILE * TILE, T, TILE)",
      "range(0, T, TILE)"),
     ("dkdv_skips_one_too_late", READ_Q, "max(0, top + T - S) // TILE * TILE",
