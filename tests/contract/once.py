@@ -15,7 +15,7 @@ from contract import exceptions
 from course_lib import SIMULATED
 from course_lib.simulator.engine.options import current_options
 
-#: Of each rung and dtype the gradients that its launches gave: {what was asked: [results]}
+#: Of each operation, rung and dtype what its launches gave: {what was asked: [gradients]}
 _MADE = collections.defaultdict(lambda: collections.defaultdict(list))
 
 
@@ -31,7 +31,7 @@ def for_both_gradients(subject):
     if not SIMULATED or not joint or subject.of_pass not in passes or not exceptions.lean(subject):
         yield
         return
-    module, made = operation.module, _MADE[subject.rung, subject.dtype]
+    module, made = operation.module, _MADE[subject.name, subject.rung, subject.dtype]
     if subject.of_pass is passes[0]:
         made.clear()
     taken, saved = collections.Counter(), {}
