@@ -29,7 +29,7 @@ from course_lib.kernels.conv2d import (
 from course_lib.kernels.conv2d.problem import problem_of
 from course_lib.ops.formats import memory_format
 from course_lib.runtime.host.arrays import ArrayError
-from course_lib.runtime.host.launch import Chip, recorded
+from course_lib.runtime.host.launch import Chip, planning, recorded
 
 truth, truth_backward = reference.conv2d, reference.conv2d_backward
 # Half a unit in the last place of the result.
@@ -316,6 +316,36 @@ def test_depthwise_in_many_blocks(monkeypatch):
     check("depthwise/windows", *case((2, 2, 3, 150), (2, 1, 3, 3)), padding=1, groups=2)
 
 
+@every_layout
+def test_depthwise_dweight_meets_only_what_results_meet(layout):
+    """Infinity in a column that no result meets by the first tap."""
+    x, weight, _ = case((1, 4, 3, 7), (4, 1, 3, 3), layout=layout)
+    x[0, 0, 0, 6] = math.inf
+    dy = torch.ones(1, 4, 1, 5, device=PLACE)
+    _, dweight, _ = conv2d.backward(dy, x, weight, groups=4, needs=(False, True, False))
+    expected = torch.ones_like(dweight).bool()
+    expected[0, 0, 0, 2] = False
+    assert torch.equal(dweight.isfinite(), expected)
+
+
+@pytest.mark.parametrize("x_shape, taps, stride, layout, blocks", [
+    ((7, 5, 9, 9), 7, 1, LAYOUTS[0], 5),  # so few pixels that nothing is left to add up
+    ((3, 104, 59, 47), 7, 2, LAYOUTS[0], 104 * 3),
+    ((16, 48, 13, 17), 3, 2, LAYOUTS[1], 2 * 28),  # two groups of channels
+])  # fmt: skip
+def test_blocks_of_depthwise_dweight(x_shape, taps, stride, layout, blocks):
+    from test_chips import CHIPS
+
+    x = torch.empty(x_shape).to(memory_format=layout)
+    weight = torch.empty(x_shape[1], 1, taps, taps).to(memory_format=layout)
+    options = dict(stride=stride, padding=taps // 2, dilation=1, groups=x_shape[1])
+    y_shape = problem_of(x_shape, tuple(weight.shape), *options.values(), False).y_shape
+    dy = torch.empty(y_shape).to(memory_format=layout)
+    with planning(CHIPS[4]) as launches:
+        conv2d.backward(dy, x, weight, needs=(False, True, False), **options)
+    assert launches[0][1] == blocks and len(launches) == 1 + (blocks > x_shape[1])
+
+
 @pytest.mark.parametrize("variant, weight_shape, options, reason", [
     ("depthwise", (2, 2, 3, 3), {}, "one channel a group, groups=2 here, not 1: use one of direct"),
     ("depthwise/windows", (2, 1, 3, 2), dict(groups=2), "of 3, 5, 7 columns .*, not 3 × 2"),
@@ -452,8 +482,8 @@ def test_chips_without_tensor_cores_are_told(monkeypatch):
 
 
 def test_the_rung_by_default():
-    def rung(x_shape, weight_shape, groups=1, capability=(9, 0), mode="float32"):
-        problem = problem_of(x_shape, weight_shape, 1, 0, 1, groups, False, mode)
+    def rung(x_shape, weight_shape, groups=1, capability=(9, 0), mode="float32", stride=1):
+        problem = problem_of(x_shape, weight_shape, stride, 0, 1, groups, False, mode)
         return conv2d.default_variant(problem, capability)
 
     assert rung((1, 8, 28, 28), (64, 8, 3, 3)) == "tensor_core"
@@ -463,6 +493,7 @@ def test_the_rung_by_default():
     assert rung((1, 2, 28, 28), (64, 2, 13, 13)) == "direct"
     assert rung((1, 2, 28, 28), (64, 2, 13, 13), mode="half") == "tensor_core"  # `gather`
     assert rung((1, 2, 13, 13), (64, 2, 13, 13)) == "tensor_core"  # one product of matrices
+    assert rung((1, 3, 32, 32), (8, 3, 16, 16), stride=16) == "tensor_core"  # patches
     assert rung((1, 2, 2**15, 2**15), (4, 2, 3, 3)) == "direct"
 
 
@@ -484,6 +515,29 @@ def test_products_of_matrices(dtype, x_shape, weight_shape, layout, transposed):
     check("tensor_core/gemm", x, weight, bias, (True, x_shape[2:] == (3, 2), False), y)
     with pytest.raises(ValueError, match="tensor_core/gemm' takes filters of one tap"):
         conv2d.forward(x, weight, padding=1, variant="tensor_core/gemm")
+
+
+@pytest.mark.parametrize("x_shape, weight_shape, layout", [
+    ((2, 3, 9, 8), (8, 3, 4, 3), LAYOUTS[0]),  # a line and two columns belong to no patch
+    ((2, 3, 9, 8), (8, 3, 4, 3), LAYOUTS[1]),
+    ((1, 2, 24, 25), (6, 2, 12, 11), LAYOUTS[0]),
+    ((1, 2, 4, 6), (6, 2, 4, 3), LAYOUTS[1]),
+])  # fmt: skip
+def test_filters_that_step_by_their_own_size_are_products_of_patches(x_shape, weight_shape, layout):
+    x, weight, bias = case(x_shape, weight_shape, layout=layout)
+    stride, many = weight_shape[2:], weight_shape[2] == 12
+    for variant in ("tensor_core/gemm", *["auto"] * many):
+        with simulator.sanitize() as report, recorded() as launches:
+            y = conv2d.forward(x, weight, bias, stride=stride, variant=variant)
+        assert not report, str(report)
+        assert launches[0][0].py_func.__name__ == "patches_kernel"
+        leaves = [a.double().requires_grad_() for a in (x, weight, bias)]
+        expected = F.conv2d(*leaves, stride=stride)
+        dy = torch.randn_like(y)
+        found = conv2d.backward(dy, x, weight, stride=stride, variant=variant)
+        expected.backward(dy.double())
+        for one, other in zip((y, *found), (expected, *(a.grad for a in leaves)), strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_to_do():

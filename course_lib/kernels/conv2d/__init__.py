@@ -28,7 +28,8 @@ rung             what it does, and what of the three passes reads from global me
                  Large passes without strides go by `wgmma` on compute capability 9.0 (`warpgroup`,
                  for float32 `warpgroup_mixed`). All else: gathered tiles of 64 × 64 or 128 × 128, in 16 bits by 16
                  bytes too. All these are its way `implicit_gemm`. The way `gemm` takes filters of one tap
-                 without strides, and filters as large as the image: one matrix product (`matrix_product`).
+                 without strides, those that step by their own size, and those as large as the image: one
+                 matrix product (`matrix_product`), by default of more than 121 taps.
                  The way `gather` takes any stride, dilation, filter and number of channels, on compute
                  capability 9.0: tiles of 128 pixels are gathered by 16 bytes, channels padded to whole
                  vectors, for `wgmma`; dx is a product for each residue of the stride. float32 has three
@@ -64,6 +65,7 @@ from course_lib.kernels.conv2d import (
     gathering,
     grouped_plan,
     launching,
+    patches,
 )
 from course_lib.kernels.conv2d.gathering import fault as gathering_fault
 from course_lib.kernels.conv2d.ladders import (
@@ -74,7 +76,7 @@ from course_lib.kernels.conv2d.ladders import (
     dx_with_bias,
 )
 from course_lib.kernels.conv2d.launching import dbias as find_dbias
-from course_lib.kernels.conv2d.problem import Problem, checked, mode_of
+from course_lib.kernels.conv2d.problem import DTYPES, Problem, checked, mode_of
 from course_lib.kernels.operation import AUTO
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of
@@ -180,6 +182,7 @@ def _format_of(array, problem):
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     yield from launching.specialisations()
+    yield from patches.specialisations(DTYPES)
     yield from gathering.specialisations()
     yield from few_channels_plan.specialisations()
     yield from depthwise_plan.specialisations()

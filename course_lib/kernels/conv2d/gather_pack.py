@@ -18,6 +18,7 @@ from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.blocks.transpose import (
     BLOCK_SIZE,
+    PITCH,
     SIDE,
     SQUARE,
     load_rounded,
@@ -38,8 +39,9 @@ from course_lib.runtime.intrinsics import (
 from course_lib.runtime.intrinsics.matrix import round_tf32, subtract_words
 from course_lib.runtime.intrinsics.words import as_float, load_words
 
-AS_IT_IS, TRANSPOSED, PADDED_PLANES, PADDED_PIXELS = 0, 1, 2, 3
-AT_ONCE = 4  # vectors of a pixel that a thread packs from planes
+AS_IT_IS, TRANSPOSED, PADDED_PLANES, PADDED_PIXELS, SQUARES = 0, 1, 2, 3, 4
+AT_ONCE = 4  # vectors of a pixel that a thread packs from planes, all of them
+ROWS, LOADS = BLOCK_SIZE // SIDE, 8  # of a square that are loaded at a time; loads in flight
 
 
 class Steps(NamedTuple):
@@ -66,7 +68,7 @@ def load_rest(x, i):
 
 def _packing(load_one, transpose, is_split=False):
     """The kernels for numbers as `load_one` reads them; `is_split`, in three parts."""
-    N_PARTS = PARTS if is_split else 1
+    N_PARTS, load_whole = (PARTS, load) if is_split else (1, load_one)
 
     @cuda.jit(device=True)
     def pad_vector(x, at, step, packed, pixel, vector, n_vectors, n_channels):
@@ -87,25 +89,64 @@ def _packing(load_one, transpose, is_split=False):
 
     @cuda.jit(device=True)
     def pad_channels(i, x, packed, n_images, n_channels, plane, by_pixel):
-        """The i-th vector, or vectors, of a pixel; neighbours read side by side."""
+        """The i-th vector of pixels, or all vectors of the i-th; neighbours read side by side."""
         n_vectors = np.int32((n_channels + vector_width(x) - 1) // vector_width(x))
         n_pixels = np.int32(n_images * plane)
-        n_items = n_vectors if by_pixel else np.int32((n_vectors + AT_ONCE - 1) // AT_ONCE)
-        if i >= np.int64(n_pixels) * n_items:
+        if i >= np.int64(n_pixels) * (n_vectors if by_pixel else np.int32(1)):
             return
         if by_pixel:
             pixel, vector = divided(np.int32(i), n_vectors)
             at = np.int64(pixel) * n_channels
             pad_vector(x, at, np.int64(1), packed, pixel, vector, n_vectors, n_channels)
         else:
-            item, pixel = divided(np.int32(i), n_pixels)
+            pixel = np.int32(i)
             image, rest = divided(pixel, plane)
             at = np.int64(image) * n_channels * plane + rest
-            for u in range(AT_ONCE):  # whole sectors of 32 bytes
-                vector = np.int32(item * AT_ONCE + u)
+            for vector in range(AT_ONCE):
                 if vector < n_vectors:
                     pad_vector(x, at, np.int64(plane), packed, pixel, vector, n_vectors, n_channels)
 
+    @cuda.jit(device=True)
+    def pad_square(square, block, x, packed, n_images, n_channels, plane):
+        """SIDE channels of SIDE pixels, by way of shared memory: both sides have long runs.
+
+        Pixels of all images are counted through, so that small planes fill squares too.
+        """
+        width = np.int32(vector_width(x))
+        n_vectors = np.int32((n_channels + width - 1) // width)
+        n_pixels = np.int32(n_images * plane)
+        pixel, channel = divided(np.int32(block), np.int32((n_channels + SIDE - 1) // SIDE))
+        pixel, channel = np.int32(pixel * SIDE), np.int32(channel * SIDE)
+        row, col = np.int32(cuda.threadIdx.x // SIDE), np.int32(cuda.threadIdx.x % SIDE)
+        image, rest = divided(np.int32(pixel + col), plane)
+        at = (np.int64(image) * n_channels + channel + row) * plane + rest
+        step = np.int64(plane) * ROWS
+        n_left = np.int32(n_channels - channel - row) if pixel + col < n_pixels else np.int32(0)
+        loaded, values = (
+            cuda.local.array(LOADS, np.float32),
+            cuda.local.array(MAX_WIDTH, np.float32),
+        )
+        for first in range(0, SIDE, ROWS * LOADS):
+            for u in range(LOADS):  # all on their way before the first is needed
+                loaded[u] = load_whole(x, at + u * step) if first + u * ROWS < n_left else ZERO
+            for u in range(LOADS):
+                square[(first + row + u * ROWS) * PITCH + col] = loaded[u]
+            at += LOADS * step
+        cuda.syncthreads()
+        for i in range(cuda.threadIdx.x * width, SIDE * SIDE, BLOCK_SIZE * width):
+            line, first = np.int32(i // SIDE), np.int32(i % SIDE)
+            if pixel + line >= n_pixels or channel + first >= n_channels:
+                continue
+            place = np.int64(pixel + line) * N_PARTS * n_vectors * width + channel + first
+            for q in range(width):
+                from_square = (first + q) * PITCH + line
+                values[q] = load_one(square, from_square) if is_split else square[from_square]
+            store_vector(packed, place, values)
+            if is_split:
+                store_vector(packed, place + n_vectors * width, values)
+                for q in range(width):
+                    values[q] = load_rest(square, (first + q) * PITCH + line)
+                store_vector(packed, place + 2 * n_vectors * width, values)
 
     @cuda.jit(device=True)
     def pack_weights(i, weight, tiles, n_channels, steps, z):
@@ -143,7 +184,6 @@ def _packing(load_one, transpose, is_split=False):
         place = np.int64(residue) * z.n_columns * z.most_terms
         store_vector(tiles, place + (np.int64(column) * per_column + vector) * width, values)
 
-
     @cuda.jit(device=True)
     def pack_images(square, block, x, packed, way, n_images, n_channels, plane, whole):
         """A block's part of x, packed as `way` says.
@@ -154,10 +194,11 @@ def _packing(load_one, transpose, is_split=False):
         """
         if way == TRANSPOSED:
             transpose(square, block, x, packed, np.int64(n_channels), np.int64(plane), whole)
+        elif way == SQUARES:
+            pad_square(square, block, x, packed, n_images, n_channels, plane)
         else:
             i = block * BLOCK_SIZE + cuda.threadIdx.x
             pad_channels(i, x, packed, n_images, n_channels, plane, way == PADDED_PIXELS)
-
 
     @cuda.jit
     def pack_two_kernel(
@@ -180,7 +221,6 @@ def _packing(load_one, transpose, is_split=False):
                 square, block - n_first, other, other_packed, other_way, n_images, other_channels,
                 other_plane, other_whole,
             )  # fmt: skip
-
 
     @cuda.jit
     def pack_kernel(
@@ -242,17 +282,20 @@ def _images(source, channels_last, mode=None):
     N, C, H, W = source.shape
     plane, width = H * W, VECTOR_BYTES // source.dtype.itemsize
     aligned, whole = arrays.begins_on(VECTOR_BYTES, source, 0), C % width == 0
+    in_vectors = aligned and plane % width == 0
     packed, way, n_blocks = source, AS_IT_IS, 0
     if not (whole and aligned and (channels_last or plane == 1) and mode in (None, "half")):
         n_channels = packed_channels(C, mode) if mode else math.ceil(C / width) * width
         packed = arrays.empty((N * plane * n_channels,), like=source)
         way, n_items = PADDED_PIXELS, math.ceil(C / width)
-        if not channels_last:
-            way, n_items = PADDED_PLANES, math.ceil(n_items / AT_ONCE)
         n_blocks = math.ceil(N * plane * n_items / BLOCK_SIZE)
-        if whole and not channels_last and mode != "float32":
+        if not channels_last and whole and in_vectors and mode != "float32":
             way, n_blocks = TRANSPOSED, N * math.ceil(C / SIDE) * math.ceil(plane / SIDE)
-    numbers = source, packed, *map(np.int32, (way, N, C, plane)), aligned and plane % width == 0
+        elif not channels_last and n_items <= AT_ONCE:
+            way, n_blocks = PADDED_PLANES, math.ceil(N * plane / BLOCK_SIZE)
+        elif not channels_last:
+            way, n_blocks = SQUARES, math.ceil(N * plane / SIDE) * math.ceil(C / SIDE)
+    numbers = source, packed, *map(np.int32, (way, N, C, plane)), in_vectors
     return numbers, n_blocks
 
 

@@ -88,21 +88,26 @@ def results(TILE_M, TILE_N, N_THREADS):
     @cuda.jit(device=True)
     def write_planes(sums, places, bias, biased, result, column, plane, z):
         values, width = cuda.local.array(MAX_WIDTH, np.float32), vector_width(result)
-        for i in range(cuda.threadIdx.x * width, TILE_N * TILE_M, N_THREADS * width):
+        n_columns = min(np.int32(z.n_columns - column), np.int32(TILE_N))
+        if z.options & VECTORS == 0:  # neighbours write pixels side by side
+            row = np.int32(cuda.threadIdx.x % TILE_M)
+            place = places[row] + np.int64(column) * plane
+            if places[row] >= 0:
+                for col in range(cuda.threadIdx.x // TILE_M, n_columns, N_THREADS // TILE_M):
+                    total = sums[col * COLUMN_PITCH + row]
+                    if biased:
+                        total += load(bias, column + col)
+                    store(result, place + col * plane, total)
+            return
+        for i in range(cuda.threadIdx.x * width, n_columns * TILE_M, N_THREADS * width):
             col, row = i // TILE_M, i % TILE_M
-            if column + col < z.n_columns:
-                for q in range(0, width, 4):
-                    load_vector(values[q:], sums, np.int64(col * COLUMN_PITCH + row + q))
-                if biased:
-                    add = load(bias, column + col)
-                    for q in range(width):
-                        values[q] += add
-                if z.options & VECTORS:  # rows of a vector are pixels side by side
-                    if places[row] >= 0:
-                        store_vector(result, places[row] + (column + col) * plane, values)
-                else:
-                    for q in range(width):
-                        if places[row + q] >= 0:
-                            store(result, places[row + q] + (column + col) * plane, values[q])
+            for q in range(0, width, 4):
+                load_vector(values[q:], sums, np.int64(col * COLUMN_PITCH + row + q))
+            if biased:
+                add = load(bias, column + col)
+                for q in range(width):
+                    values[q] += add
+            if places[row] >= 0:  # rows of a vector are pixels side by side
+                store_vector(result, places[row] + (column + col) * plane, values)
 
     return find_places, write

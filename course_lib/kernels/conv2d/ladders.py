@@ -19,6 +19,7 @@ from course_lib.kernels.conv2d import (
     launching,
     layout,
     matrix_product,
+    patches,
     pixel_sums_plan,
     pixel_sums_small,
     tiled,
@@ -101,7 +102,7 @@ def _preferred(sizes_of, problem, chip):
     Depthwise convolutions are not joined: their infinities stay in their channels.
     """
     p = problem
-    gemm = matrix_product.is_whole(p) or matrix_product.has_whole_vectors(p)
+    gemm = _is_product_alone(p) or p.R * p.S == 1 and matrix_product.has_whole_vectors(p)
     gathers = gather_plan.is_faster(sizes_of, p, chip) and not p.groups == p.C > 1
     gathers = gathers and not grouped_plan.is_read_once(p, sizes_of is dx_sizes, chip)
     joined = ("block_diagonal",) if p.groups != p.C else ()
@@ -110,10 +111,16 @@ def _preferred(sizes_of, problem, chip):
 
 def _preferred_for_dweight(problem, chip):
     """`gemm` for few pixels; of many, ways that read each number less often."""
-    if matrix_product.is_whole(problem):
+    if _is_product_alone(problem):
         return ("gemm",)
     joined = ("block_diagonal",) if problem.groups != problem.C else ()
     return "gather", *joined, "implicit_gemm"
+
+
+def _is_product_alone(problem):
+    """Whether `gemm` takes the problem, and of few taps no other way that reads less."""
+    has_many_taps = gathering.fault(problem) is not None
+    return matrix_product.is_whole(problem) or has_many_taps and patches.fits(problem)
 
 
 def _depthwise(by_windows, by_element, window_kernels, *element_kernels):
@@ -138,7 +145,7 @@ def default_variant(problem, capability):
         return "few_channels"
     has_tensor_cores = capability >= gathering.TENSOR_CORES_SINCE
     if gathering.fault(problem) and not (
-        has_tensor_cores and matrix_product.is_whole(problem)
+        has_tensor_cores and _is_product_alone(problem)
         or capability == gather_plan.ONLY and gather_plan.takes(problem)
     ):
         return "direct"

@@ -21,6 +21,7 @@ lie in different banks: `ldmatrix` takes 16 bytes of each of eight rows, a load 
 `by_row` tile takes eight neighbours of each of four.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ import numpy as np
 from course_lib import cuda
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.intrinsics.matrix import copy_one_async, copy_part_async
+from course_lib.runtime.intrinsics.words import load_words, store_words
 
 SOURCES = ("by_k", "by_row", "any")
 ROW_PADDING = 8  # elements, of (k, row) tiles
@@ -171,39 +173,87 @@ def _fetch_by_row(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
 
 
 def _fetch_any(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
-    # Eight rows of four columns, where the row number is fastest: they fill sectors in memory, and
-    # banks of shared memory.
-    BANDS = K_SIZE // 4
+    # Where k is fastest, a thread has a column, and neighbours read neighbours. Else a warp reads
+    # eight rows of four columns: they fill sectors in memory, and banks of shared memory.
+    BANDS, N_WARPS = K_SIZE // 4, N_THREADS // 32
+    ACROSS, WARPS_ACROSS = min(K_SIZE, N_THREADS), min(BANDS, N_WARPS)
+    STEP, BY_ROW_STEP = N_THREADS // ACROSS, N_WARPS // WARPS_ACROSS * 8
+    sizes = ROWS, N_THREADS, K_SIZE, N_WARPS, BANDS
+    assert not any(np.remainder(sizes, (STEP, ACROSS, ACROSS, WARPS_ACROSS, WARPS_ACROSS)))
+    assert ROWS % BY_ROW_STEP == 0
+    by_k = _copy_elements(ROWS // STEP, STEP, K_SIZE // ACROSS, ACROSS, PITCH, WIDTH)
+    by_row = _copy_elements(
+        ROWS // BY_ROW_STEP, BY_ROW_STEP, BANDS // WARPS_ACROSS, 4 * WARPS_ACROSS, PITCH, WIDTH
+    )
 
     @cuda.jit(device=True)
-    def fetch(cache, base, x, row, n_rows, row_stride, k, k_stop, k_stride):
-        for element in range(cuda.threadIdx.x, ROWS * K_SIZE, N_THREADS):
-            e = np.uint32(element)
-            if k_stride == 1:
-                r, col = e // np.uint32(K_SIZE), e % np.uint32(K_SIZE)
-            else:
-                inner, outer = e % np.uint32(32), e // np.uint32(32)
-                r = inner % np.uint32(8) + outer // np.uint32(BANDS) * np.uint32(8)
-                col = inner // np.uint32(8) + outer % np.uint32(BANDS) * np.uint32(4)
-            i, j = row + np.int64(r), k + np.int64(col)
-            present = i < n_rows and j < k_stop
-            source = i * row_stride + j * k_stride if present else 0
-            place = base + np.int64(r) * PITCH + np.int64(col)
-            copy_one_async(cache, place, x, source, present)
+    def place_of(k_stride):
+        # The thread's first row and column of the tile.
+        tid = np.uint32(cuda.threadIdx.x)
+        if k_stride == 1:
+            return np.int64(tid // np.uint32(ACROSS)), np.int64(tid % np.uint32(ACROSS))
+        lane, warp = tid % np.uint32(32), tid // np.uint32(32)
+        down, across = warp // np.uint32(WARPS_ACROSS), warp % np.uint32(WARPS_ACROSS)
+        line, col = lane % np.uint32(8), lane // np.uint32(8)
+        return np.int64(line + down * np.uint32(8)), np.int64(col + across * np.uint32(4))
 
     @cuda.jit(device=True)
     def first(row, n_rows, row_stride, k, k_stop, k_stride):
-        return row, n_rows, row_stride, k, k_stop, k_stride
+        # Where the thread copies from, strides, how many lines and columns there are from there on.
+        line, col = place_of(k_stride)
+        source = (row + line) * row_stride + (k + col) * k_stride
+        n_lines = np.int32(min(n_rows - row - line, ROWS))
+        return source, row_stride, k_stride, n_lines, k_stop - k - col
 
     @cuda.jit(device=True)
     def fetch_part(part, cache, base, x, known):
-        if part == 0:
-            row, n_rows, row_stride, k, k_stop, k_stride = known
-            fetch(cache, base, x, row, n_rows, row_stride, k, k_stop, k_stride)
+        line, col = place_of(known[2])
+        if known[2] == 1:
+            by_k(part, cache, base + line * PITCH + col, x, known)
+        else:
+            by_row(part, cache, base + line * PITCH + col, x, known)
 
     @cuda.jit(device=True)
     def following(known):
-        row, n_rows, row_stride, k, k_stop, k_stride = known
-        return row, n_rows, row_stride, k + K_SIZE, k_stop, k_stride
+        source, row_stride, k_stride, n_lines, n_inside = known
+        return source + K_SIZE * k_stride, row_stride, k_stride, n_lines, n_inside - K_SIZE
+
+    @cuda.jit(device=True)
+    def fetch(cache, base, x, row, n_rows, row_stride, k, k_stop, k_stride):
+        known = first(row, n_rows, row_stride, k, k_stop, k_stride)
+        for part in range(PARTS):
+            fetch_part(part, cache, base, x, known)
 
     return fetch, first, fetch_part, following
+
+
+def _copy_elements(N_LINES, STEP, N_COLUMNS, COLUMN_STEP, PITCH, WIDTH):
+    """copy(part, cache, place, x, known): a thread's elements of a tile, the first to cache[place:]
+
+    They are in N_LINES lines, STEP apart, and in N_COLUMNS columns, COLUMN_STEP apart.
+    """
+    BATCH = math.gcd(N_LINES, 8)  # loads of 16 bits, which pass through registers, in flight
+
+    @cuda.jit(device=True)
+    def copy(part, cache, place, x, known):
+        source, row_stride, k_stride, n_lines, n_inside = known
+        words, step = cuda.local.array(BATCH, np.uint32), STEP * row_stride
+        for q in range(N_COLUMNS):
+            n_there = n_lines if q * COLUMN_STEP < n_inside else np.int32(0)
+            for batch in range(part * BATCH, N_LINES, PARTS * BATCH):
+                at = source + q * COLUMN_STEP * k_stride + batch * step
+                to = place + q * COLUMN_STEP + batch * STEP * PITCH
+                for u in range(BATCH):
+                    inside = np.int32((batch + u) * STEP) < n_there
+                    if WIDTH == 4:
+                        origin = at + u * step if inside else np.int64(0)
+                        copy_one_async(cache, to + u * STEP * PITCH, x, origin, inside)
+                    else:
+                        words[u] = np.uint32(0)
+                        if inside:
+                            load_words(words[u:], 0, x, at + u * step, 1)
+                if WIDTH != 4:
+                    for u in range(BATCH):
+                        store_words(cache, to + u * STEP * PITCH, words[u:], 1)
+
+    return copy
