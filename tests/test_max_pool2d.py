@@ -12,9 +12,10 @@ from tensors import PLACE, double
 
 from course_lib import reference
 from course_lib.kernels import max_pool2d as pool
-from course_lib.kernels.max_pool2d import plan
+from course_lib.kernels.max_pool2d import plan, vectorised
 from course_lib.kernels.max_pool2d.window import window_of
 from course_lib.runtime.host.arrays import ArrayError
+from course_lib.runtime.host.launch import Chip, planning
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -32,6 +33,9 @@ CASES = [
     ((2, 2, 3, 40), dict(kernel_size=(3, 5), stride=(1, 5))),
     ((1, 1, 12, 12), dict(kernel_size=5, stride=4, padding=2, ceil_mode=True)),
 ]
+
+#: A chip of a single multiprocessor.
+SMALL = Chip((9, 0), 227 << 10, 1, 60 << 20, "small")
 
 every_variant = pytest.mark.parametrize("variant", pool.FORWARD)
 every_format = pytest.mark.parametrize("layout", FORMATS)
@@ -176,11 +180,15 @@ def test_special_values_as_in_pytorch(variant, layout):
 
 @pytest.fixture
 def small_bands(monkeypatch):
-    """Make the planner cut planes into bands, or put planes together, as with large inputs."""
+    """Make the planner cut planes into bands, or put planes together, as with large inputs.
+
+    The chip has one multiprocessor, which every problem gives enough blocks.
+    """
 
     def choose(n_bytes, enough=1):
         monkeypatch.setattr(plan, "BAND_BYTES", n_bytes)
         monkeypatch.setattr(plan, "ENOUGH_BLOCKS", enough)
+        monkeypatch.setattr(vectorised, "chip_of", lambda image: SMALL)
         plan.plan_forward.cache_clear()
         plan.plan_backward.cache_clear()
 
@@ -205,13 +213,29 @@ def test_bands_of_a_plane_and_several_planes(small_bands, shape, options, dtype)
 def test_what_the_planner_chooses(small_bands):
     small_bands(1024, 4)
     window = window_of((12, 12), 3, 2, 1, 1, False)
-    assert plan.plan_forward(3, window, 4).bands == 1  # a plane of 576 bytes, but few of them
-    assert plan.plan_forward(40, window_of((5, 5), 2, 2, 0, 1, False), 4).planes > 1
-    found, a, b = plan.plan_backward(40, window)
+    assert plan.plan_forward(3, window, 4, SMALL).bands == 1  # a plane of 576 bytes, but few
+    assert plan.plan_forward(40, window_of((5, 5), 2, 2, 0, 1, False), 4, SMALL).planes > 1
+    found, a, b = plan.plan_backward(40, window, SMALL)
     assert (a, b) == (2, 2) and found.planes == 1
-    assert plan.plan_backward(40, window_of((50, 20), 2, 2, 0, 1, False))[0].bands > 1
+    assert plan.plan_backward(40, window_of((50, 20), 2, 2, 0, 1, False), SMALL)[0].bands > 1
     wide = window_of((4, 8000), 2, 2, 0, 1, False)
-    assert plan.plan_forward(1, wide, 4) is None
+    assert plan.plan_forward(1, wide, 4, SMALL) is None
+
+
+def test_few_planes_leave_no_multiprocessor_idle():
+    chip = SMALL._replace(multiprocessors=132)
+    for shape, kernel, stride, padding, name in (
+        ((1, 3, 107, 90), 5, 1, 0, "pixel"),
+        ((5, 8, 48, 101), 2, 2, 1, "band"),
+        ((1, 3, 224, 224), 3, 1, 0, "band"),
+    ):
+        options = dict(kernel_size=kernel, stride=stride, padding=padding)
+        with planning(chip) as launches:
+            y, indices = pool.forward(torch.empty(shape, dtype=torch.bfloat16), **options)
+            pool.backward(y, indices, shape, **options)
+        names = [kernel.py_func.__name__ for kernel, *_ in launches]
+        assert names == [f"{name}_kernel", f"{name}_backward_kernel"]
+        assert all(n_blocks >= chip.multiprocessors for _, n_blocks, *_ in launches)
 
 
 def test_rows_too_long_for_shared_memory():
@@ -229,8 +253,8 @@ def test_rows_too_long_for_shared_memory():
 def test_plans_are_what_the_kernels_expect(n_planes, H, W, kernel, stride, itemsize):
     window = window_of((H, W), (min(kernel, H), min(kernel, W)), stride, 0, 1, False)
     for found, n_rows, size in (
-        (plan.plan_forward(n_planes, window, itemsize), window.OH, itemsize),
-        (plan.plan_backward(n_planes, window)[0], H, 4),
+        (plan.plan_forward(n_planes, window, itemsize, SMALL), window.OH, itemsize),
+        (plan.plan_backward(n_planes, window, SMALL)[0], H, 4),
     ):
         if found is None:
             assert W * min(kernel, H) * 4 > 40_000

@@ -1,9 +1,10 @@
-"""dx of `upsample2x` for contiguous images: dy packed into a matrix, and a product for each image.
+"""dx of `upsample2x` for contiguous images: dy packed into matrices, and a product for each image.
 
 With filters of 2 × 2 and stride 2, each pixel of x has four pixels of a channel of y to itself.
 Let row 4·k + 2·r + s of the matrix taps (4·K, H·W) have the pixels (2·h + r, 2·w + s) of channel k
-of dy: an image's dx is weight (C, 4·K) times taps, a product of `gemm` by tensor cores. To pack dy
-moves it twice, which takes less time than a convolution with stride 2 does.
+of dy: an image's dx is weight (C, 4·K) times taps, a product of `gemm` by tensor cores. One launch
+finds those of all images. To pack dy moves it twice, which takes less time than a convolution with
+stride 2 does.
 """
 
 import math
@@ -84,10 +85,13 @@ def backward(problem, dy, weight, dx, precision):
         pack_kernel, math.ceil(n_threads / BLOCK_SIZE), BLOCK_SIZE,
         dy, taps, n_threads, np.int32(p.H), np.int32(p.W), flat=True, overlap=True,
     )  # fmt: skip
+    sizes = p.C, p.H * p.W, 4 * p.K
+    # A lone image is one product, whose ways may share out k. More images than a grid counts go one
+    # by one.
+    if p.N > 1 and gemm.multiply_planes(weight, taps, dx, sizes, p.N, precision=precision) is dx:
+        return
     for n in range(p.N):
-        gemm.multiply(
-            weight, taps[n], dx[n], p.C, p.H * p.W, 4 * p.K, b_by_k=False, precision=precision
-        )
+        gemm.multiply(weight, taps[n], dx[n], *sizes, b_by_k=False, precision=precision)
 
 
 def specialisations(dtypes):

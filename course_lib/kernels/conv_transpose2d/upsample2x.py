@@ -92,7 +92,8 @@ def finds_dx(problem, dy, weight, dx):
 
 def dx_kernels():
     """All that these launch."""
-    return *warpgroups.dx_kernels(), packed.pack_kernel, *gemm.FORWARD[gemm.FORWARD.auto[0]].kernels
+    products = *gemm.FORWARD[gemm.FORWARD.auto[0]].kernels, *gemm.kernels_of_planes()
+    return *warpgroups.dx_kernels(), packed.pack_kernel, *products
 
 
 def chosen(problem, n_images, n_rows, itemsize, mode, chip):

@@ -25,10 +25,10 @@ does, computes more than it moves. So `vectorised` compiles a kernel for each wi
 have (`fixed`), for indices of a byte: contiguous images (`patches`) and channels-last ones
 (`pixel_patches`). Other windows and indices have kernels for any. Contiguous images then go through
 shared memory, some rows or planes a block (`bands`): forward for windows of 2×2 and 3×3; backward,
-where it scatters there, in rounds of windows that do not overlap. All others, and channels-last
-images, have a thread for each element, or 16 bytes of channels (`pixels`). Where that is more than
-2³¹ threads, or backward a row is too long for shared memory, `rows` does the work. Either way two
-runs agree bit for bit.
+where it scatters there, in rounds of windows that do not overlap. All others, channels-last images,
+and backward those too few to give each multiprocessor such rounds or too wide for shared memory,
+have a thread for each element, or 16 bytes of channels (`pixels`). Where that is more than 2³¹
+threads, `rows` does the work. Either way two runs agree bit for bit.
 
 An index says where in its plane the largest element is, h·W + w, as PyTorch's does; or, in a single
 byte, where in its window, kh·KW + kw. The first of equal elements counts; a NaN is larger than all,

@@ -8,7 +8,8 @@ from course_lib.kernels.max_pool2d.fixed import Fixed
 
 BAND_BYTES = 20 << 10  # of shared memory, about, so that many blocks share a multiprocessor …
 MOST_BYTES = 48 << 10  # … and at most: what every chip gives a block
-ENOUGH_BLOCKS = 132 * 4  # below which small planes are not put together
+ENOUGH_BLOCKS = 4  # of a multiprocessor, below which small planes are not put together …
+FEW_BLOCKS = 2  # … and below which bands have fewer rows, if their windows need no rounds
 BAND_THREADS = 128
 RELU_THREADS = 256
 PIXEL_PATCH_THREADS = 128
@@ -61,17 +62,23 @@ def divider(n):
     return ceil_div(2 ** (31 + shift), n), shift
 
 
-def _bands(n_planes, n_rows, needs, plane_elements, element_bytes, width):
-    """`needs(r)`: elements in shared memory for a band of r of the n_rows rows."""
+def _bands(n_planes, n_rows, least, few, needs, plane_elements, element_bytes, width, chip):
+    """`needs(r)`: elements in shared memory for a band of r of the n_rows rows.
+
+    Fewer blocks than `few` have fewer rows, but no fewer than `least`.
+    """
     bits = max(0, min(BAND_THREADS, width) - 1).bit_length()
     most = BAND_BYTES // element_bytes - SPARE
-    planes = min(most // plane_elements, n_planes // ENOUGH_BLOCKS) if plane_elements else 1
+    enough = ENOUGH_BLOCKS * chip.multiprocessors
+    planes = min(most // plane_elements, n_planes // enough) if plane_elements else 1
     planes = min(planes, 2**SHIFT // max(1, n_rows * n_rows))
     if planes > 1:
         elements = planes * plane_elements + SPARE
         return Bands(planes, n_rows, 1, ceil_div(n_planes, planes), elements, bits)
     rows = n_rows
-    while rows > 1 and needs(rows) > most:
+    while (rows > 1 and needs(rows) > most) or (
+        rows >= 2 * least and n_planes * ceil_div(n_rows, rows) < few
+    ):
         rows = ceil_div(rows, 2)
     if needs(rows) + SPARE > MOST_BYTES // element_bytes:
         return None
@@ -81,29 +88,37 @@ def _bands(n_planes, n_rows, needs, plane_elements, element_bytes, width):
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_forward(n_planes, window, itemsize):
+def plan_forward(n_planes, window, itemsize, chip):
     """`Bands` of the output; None where a row's windows don't fit shared memory."""
     reach = (window.KH - 1) * window.DH + 1
 
     def needs(rows):
         return min((rows - 1) * window.SH + reach, window.H) * window.W
 
-    size = window.H * window.W
-    return _bands(n_planes, window.OH, needs, size, itemsize, window.OW)
+    size, few = window.H * window.W, FEW_BLOCKS * chip.multiprocessors
+    return _bands(n_planes, window.OH, 1, few, needs, size, itemsize, window.OW, chip)
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_backward(n_planes, window):
+def plan_backward(n_planes, window, chip):
     """(`Bands` of dx or None, a, b): the windows that overlap none differ by a rows or b columns.
 
-    Sums are float32, whatever dx is.
+    Sums are float32, whatever dx is. None where a row doesn't fit shared memory, and where windows
+    overlap and multiprocessors would have no band: a block's rounds wait for one another, and they
+    take longer than all of a thread that gathers an element.
     """
-    a = ceil_div((window.KH - 1) * window.DH + 1, window.SH)
+    reach = (window.KH - 1) * window.DH + 1
+    a = ceil_div(reach, window.SH)
     b = ceil_div((window.KW - 1) * window.DW + 1, window.SW)
     size = window.H * window.W
     width = ceil_div(window.OW, b)
-    found = _bands(n_planes, window.H, lambda rows: rows * window.W, size, 4, width)
-    return found, a, b
+    least, few = 1, FEW_BLOCKS * chip.multiprocessors
+    if a * b > 1:  # lower bands would read more windows of others than of their own
+        least, few = reach, chip.multiprocessors
+    found = _bands(
+        n_planes, window.H, least, few, lambda rows: rows * window.W, size, 4, width, chip
+    )
+    return (None if found and a * b > 1 and found.n_blocks < few else found), a, b
 
 
 @functools.lru_cache(maxsize=4096)

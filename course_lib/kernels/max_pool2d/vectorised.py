@@ -16,7 +16,7 @@ from course_lib.kernels.max_pool2d import (
 )
 from course_lib.kernels.max_pool2d.fixed import WIDE_WINDOWS, WINDOWS, Fixed
 from course_lib.runtime.host import arrays
-from course_lib.runtime.host.launch import launch
+from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 
@@ -40,7 +40,9 @@ def forward(images, window, channels_last, relu):
     ):
         return _launch_patches(columns.forward_kernel(wide, p.rows), images, p, window, relu)
     size = (window.KH, window.KW) if window.DH == window.DW == 1 else None
-    b = plan.plan_forward(n_planes, window, itemsize) if size in bands.FORWARD_KERNELS else None
+    b = None
+    if size in bands.FORWARD_KERNELS:
+        b = plan.plan_forward(n_planes, window, itemsize, chip_of(x))
     if b is None:
         return _launch_any(images, window, channels_last, relu)
     multiplier = math.ceil(2**bands.SHIFT / window.OH) if b.planes > 1 else 0
@@ -64,10 +66,7 @@ def backward(images, window, channels_last):
             plan.ceil_div(window.H, fixed.stride), plan.ceil_div(window.W, fixed.stride),
         ):  # fmt: skip
             return
-        make = pixels.backward_kernel
-        if not _launch_pixels(make, images, (dy, dx), indices, window, dx, channels_last):
-            launching.launch_rows_backward(images, window, channels_last)
-        return
+        return _launch_any_backward(images, window, channels_last)
     if fixed and (p := plan.plan_backward_patches(n_planes, window, itemsize, *_starts(images))):
         kernel = patches.backward_kernel(fixed, p.across, p.rows, p.aligned)
         return _launch_patches(kernel, images, p, window)
@@ -75,9 +74,9 @@ def backward(images, window, channels_last):
         p := plan.plan_columns(n_planes, window.H, window.W)
     ):
         return _launch_patches(columns.backward_kernel(wide, p.rows), images, p, window)
-    b, rows_apart, columns_apart = plan.plan_backward(n_planes, window)
+    b, rows_apart, columns_apart = plan.plan_backward(n_planes, window, chip_of(dx))
     if b is None:
-        return launching.launch_rows_backward(images, window, channels_last)
+        return _launch_any_backward(images, window, channels_last)
     launch(
         bands.BACKWARD_KERNELS[rows_apart == columns_apart == 1], b.n_blocks, plan.BAND_THREADS,
         *images, n_planes, b.planes, b.rows, b.bands, rows_apart, columns_apart, b.bits,
@@ -93,6 +92,14 @@ def _launch_any(images, window, channels_last, relu):
     if not _launch_pixels(make, images, (x, y), indices, window, y, channels_last):
         return launching.launch_rows(images, window, channels_last, relu)
     launching.apply_relu(y, indices, relu)
+
+
+def _launch_any_backward(images, window, channels_last):
+    """As `_launch_any`."""
+    dy, indices, dx = images
+    make = pixels.backward_kernel
+    if not _launch_pixels(make, images, (dy, dx), indices, window, dx, channels_last):
+        launching.launch_rows_backward(images, window, channels_last)
 
 
 def _fixed(window, indices, windows=WINDOWS):
