@@ -33,9 +33,10 @@ rung             what it does, and what of the three passes reads from global me
                  The way `gather` takes any stride, dilation, filter and number of channels, on compute
                  capability 9.0: tiles of 128 pixels are gathered by 16 bytes, channels padded to whole
                  vectors, for `wgmma`; dx is a product for each residue of the stride. float32 has three
-                 parts, which are multiplied in TF32; groups of up to 640 channels are joined. It takes
-                 what `halo` can't take, and few filters; of 16-bit numbers dweight, too. `pixel_sums`
-                 takes the others' dweight, channels padded to whole vectors
+                 parts, which are multiplied in TF32; a tile reads the channels of its own groups. It
+                 takes what `halo` can't take, groups of half the channels at most, and few filters; of
+                 16-bit numbers dweight, too. `pixel_sums` takes the others' dweight, channels padded to
+                 whole vectors
                  The way `block_diagonal` joins groups of 2 to 32 channels (`grouped_plan`): their weights are
                  spread among zeros, and the products with these are made, too
 `few_channels`   for the filters that first layers have: 3 × 3, 5 × 5 or 7 × 7 over one to four

@@ -10,7 +10,8 @@ are filled with zeros. The main loop is that of `blocks.mma.warpgroup`.
 Of float32 the source and the weights have three parts for each channel, and a tensor core, which
 cuts sums off where float32 rounds, adds up few products at a time (`product_of`).
 
-Groups are joined: weights of a filter and a channel of different groups are 0.
+With groups, a tile of columns reads a window of the channels, those of its own groups; its weights
+of a filter and a channel of different groups are 0.
 
 Each residue of a stride is a product of its own (`gather_taps`). Where there are few tiles, blocks
 share the terms of one, and their float32 sums are added up by a second launch.
@@ -27,7 +28,7 @@ from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.blocks.mma.swizzled import Tile, no_load, no_move, tile
 from course_lib.kernels.blocks.mma.warpgroup import GROUP_THREADS, product_of
 from course_lib.kernels.conv2d.gather_results import pitch_of, results
-from course_lib.kernels.conv2d.gather_taps import ITEMSIZE, axes_of
+from course_lib.kernels.conv2d.gather_taps import ITEMSIZE, PARTS, axes_of, window_of
 from course_lib.runtime.intrinsics import VECTOR_BYTES, allow_next_kernel, wait_for_previous_kernel
 from course_lib.runtime.intrinsics.matrix import copy_part_async
 from course_lib.runtime.intrinsics.warpgroup import (
@@ -71,8 +72,8 @@ class Shape(NamedTuple):
         return self.places_at + 8 * self.m
 
 
-def gathering_tile(rows, itemsize, n_threads):
-    """(find_rows, `swizzled.Tile`) for `rows` pixels of a source.
+def gathering_tile(rows, itemsize, n_threads, N_PARTS):
+    """(find_rows, `swizzled.Tile`) for `rows` pixels of a source, whose channels have N_PARTS.
 
     find_rows(known, row, n_rows, grid, scale, start): the thread's pixels, from row `row` on
     """
@@ -81,23 +82,27 @@ def gathering_tile(rows, itemsize, n_threads):
 
     @cuda.jit(device=True)
     def find_rows(known, row, n_rows, grid, scale, start):
-        vectors, lines, columns, (H, W, per_pixel) = known[0], known[1], known[2], known[4]
+        vectors, lines, columns, size = known[0], known[1], known[2], known[4]
+        H, W, pitch, window = size[0], size[1], size[3], size[5]
         for u in range(N_VECTORS):
             m = np.int32(row + cuda.threadIdx.x // CHUNKS + u * STEP)
             image, rest = divided(m, np.int32(grid[0] * grid[1]))
             p, q = divided(rest, grid[1])
             h, w = np.int32(p * scale[0] + start[0]), np.int32(q * scale[1] + start[1])
-            vectors[u] = np.int32(((image * H + h) * W + w) * per_pixel)
+            vectors[u] = np.int32(((image * H + h) * W + w) * pitch + window)
             lines[u], columns[u] = h if m < n_rows else OUTSIDE, w
 
     @cuda.jit(device=True)
     def copy(cache, base, x, known, k):
         """The tile of the terms that `at` stands at, and `at` a tile further: calls go in order."""
         vectors, lines, columns, at, size, taps, far, digits = known
-        H, W, per_pixel = size
+        H, W, per_pixel, pitch, between, _ = size
         r, s, v = at[0], at[1], at[2]
         down, right = np.int32(r * far[0]), np.int32(s * far[1])
-        further, exists = np.int32((down * W + right) * per_pixel + v), r < taps[0]
+        further, exists = np.int32((down * W + right) * pitch + v), r < taps[0]
+        if N_PARTS > 1:
+            part = divided(v, divided(per_pixel, np.int32(N_PARTS))[0])[0]
+            further = np.int32(further + part * between)
         row, chunk = np.int32(cuda.threadIdx.x // CHUNKS), np.int32(cuda.threadIdx.x % CHUNKS)
         to = base + row * ROW + (chunk ^ row % 8) * WIDTH
         for u in range(N_VECTORS):
@@ -120,11 +125,13 @@ def gathering_tile(rows, itemsize, n_threads):
 @functools.cache
 def make(shape, mode):
     """The kernel for tiles of `shape`, of numbers of this `mode` of a `Problem`."""
-    itemsize, EVERY = ITEMSIZE[mode], 4 if mode == "float32" else 0
+    itemsize, EVERY, N_PARTS = ITEMSIZE[mode], 0, 1
+    if mode == "float32":
+        EVERY, N_PARTS = 4, PARTS
     TILE_M, TILE_N, N_THREADS, PLACES = shape.m, shape.n, shape.n_threads, shape.places_at // 8
     WIDTH, TILE_K = VECTOR_BYTES // itemsize, ROW_BYTES // itemsize
     N_SUMS, GROUP = TILE_N // 2, ROWS * TILE_K
-    find_rows, a_tile = gathering_tile(TILE_M, itemsize, N_THREADS)
+    find_rows, a_tile = gathering_tile(TILE_M, itemsize, N_THREADS, N_PARTS)
     N_ROWS, b_tile = a_tile.n_vectors, tile(TILE_N, itemsize, N_THREADS, "by_k")
     first_b, multiply = b_tile.first, product_of(
         shape, (a_tile, b_tile), 0, itemsize, True, EVERY
@@ -168,11 +175,14 @@ def make(shape, mode):
         at[0], at[1] = divided(tap, across)
         tap, left = divided(np.int32(CHUNKS), per_pixel)
         digits = (*divided(tap, across), left)
-        size, far = (z.source_h, z.source_w, per_pixel), (z.far_h, z.far_w)
+        column, pitch = np.int32(part * TILE_N), np.int32(z.pitch // WIDTH)
+        between = np.int32((pitch - per_pixel) // N_PARTS)
+        window = window_of(column, N_PARTS, WIDTH, z)
+        size = z.source_h, z.source_w, per_pixel, pitch, between, window
+        far = z.far_h, z.far_w
         of_a = vectors, lines, columns, at, size, taps, far, digits
         find_rows(of_a, row, n_rows, grid, (z.scale_h, z.scale_w), start)
         find_places(places, row, n_rows, grid, residue, split, z)
-        column = np.int32(part * TILE_N)
         first, step, last, n_left = first_b(
             np.int64(column), np.int64(z.n_columns), np.int64(n_terms)
         )

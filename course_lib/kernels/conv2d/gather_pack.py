@@ -25,7 +25,7 @@ from course_lib.kernels.blocks.transpose import (
     transpose,
     transpose_rounded,
 )
-from course_lib.kernels.conv2d.gather_taps import PARTS, axes_of, packed_channels
+from course_lib.kernels.conv2d.gather_taps import PARTS, axes_of, packed_channels, window_of
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
@@ -167,6 +167,7 @@ def _packing(load_one, transpose, is_split=False):
             return
         tap, c = divided(vector, n_vectors)
         part, c = divided(c, np.int32(n_vectors // N_PARTS))
+        c = np.int32(c + window_of(column, N_PARTS, width, z))
         r, s = divided(tap, right[2])
         r, s = down[1] + r * z.apart_h, right[1] + s * z.apart_w
         group, inside = divided(column, steps.columns)

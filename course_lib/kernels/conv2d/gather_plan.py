@@ -15,7 +15,13 @@ from course_lib.kernels.conv2d import (
 )
 from course_lib.kernels.conv2d.gather import Shape
 from course_lib.kernels.conv2d.gather_pack import Steps
-from course_lib.kernels.conv2d.gather_taps import ITEMSIZE, Sizes, dx_sizes, forward_sizes
+from course_lib.kernels.conv2d.gather_taps import (
+    ITEMSIZE,
+    Sizes,
+    dx_sizes,
+    forward_sizes,
+    windowed,
+)
 from course_lib.kernels.conv2d.halo_results import ADD_BIAS, PLANAR, VECTORS
 from course_lib.kernels.conv2d.implicit_dweight import add_up
 from course_lib.kernels.operation import Refusal
@@ -34,7 +40,9 @@ SPLIT_SHAPES = (
     Shape(128, 128, 4, 1, 50, 400), Shape(128, 64, 4, 2, 55, 400), Shape(128, 32, 4, 2, 44, 350),
 )  # fmt: skip
 DWEIGHT_SHAPES = SHAPES[:3]
-MOST_JOINED = 640  # channels and filters in groups, which become one
+#: How many times fewer channels than there are a tile of so many columns must read, for groups not
+#: to be joined.
+WORTH, WIDE = 2, 128
 FEW_COLUMNS, FEW_TERMS = 32, 512  # of a result, and of sums of float32, where `halo` is slower
 MOST = 2**30  # of what is counted in 32 bits
 MOST_WORKSPACE = 256 << 20  # bytes of partial sums, and of packed weights
@@ -68,9 +76,8 @@ def planned(sizes_of, over_pixels, problem, chip):
     if over_pixels:
         shapes, plan = DWEIGHT_SHAPES, dweight_plan_of
     found = [
-        plan(sizes, shape, n_splits, ITEMSIZE[p.mode])
-        for shape in shapes for n_splits in SPLITS
-        if shape.shared_bytes <= chip.shared_bytes
+        plan(sizes if over_pixels else windowed(sizes, shape.n, p.mode), shape, n, ITEMSIZE[p.mode])
+        for shape in shapes for n in SPLITS if shape.shared_bytes <= chip.shared_bytes
     ]  # fmt: skip
     found = [each for each in found if each]
     if not found:
@@ -80,19 +87,21 @@ def planned(sizes_of, over_pixels, problem, chip):
 
 def fault(p, sizes_of, over_pixels=False):
     """Why the kernels can't take a pass of a `Problem`; or None."""
-    if p.groups != 1 and (over_pixels or max(p.C, p.K) > MOST_JOINED):
-        return f"takes convolutions without groups, and forward and dx of {MOST_JOINED} channels"
+    if p.groups != 1 and over_pixels:
+        return "takes dweight without groups"
     if over_pixels and p.mode != "half":
         return "takes 16-bit numbers, which wgmma reads by rows"
     width = VECTOR_BYTES // ITEMSIZE[p.mode]
     z = sizes_of(p)
     if not z.n_channels:
         return "takes one channel at least"
+    if not over_pixels:
+        z = windowed(z, WIDE, p.mode)
     reach_h = p.pad_h + p.dilation_h * (p.R + p.stride_h)  # beyond an image
     reach_w = p.pad_w + p.dilation_w * (p.S + p.stride_w)
     lines = z.n_images * z.source_h + reach_h
     counted = (
-        (lines * z.source_w + reach_w) * (z.n_channels // width),
+        (lines * z.source_w + reach_w) * (z.pitch // width),
         z.n_images * z.result_h * z.result_w,
         z.n_residues * z.n_columns * z.most_terms, p.H + reach_h, p.W + reach_w,
         p.stride_h * (p.stride_h + p.pad_h), p.stride_w * (p.stride_w + p.pad_w),
@@ -108,6 +117,9 @@ def is_faster(sizes_of, problem, chip):
     p, itemsize = problem._replace(groups=1), ITEMSIZE[problem.mode]
     if chip.capability != ONLY or not p.N or fault(problem, sizes_of):
         return False
+    z = sizes_of(problem)
+    if windowed(z, WIDE, p.mode).n_channels * WORTH <= z.n_channels:
+        return True
     is_forward = sizes_of is forward_sizes
     n_columns, n_terms = (p.K, p.C) if is_forward else (p.C, p.K)
     if n_columns <= FEW_COLUMNS and (p.mode != "float32" or n_terms * p.R * p.S <= FEW_TERMS):

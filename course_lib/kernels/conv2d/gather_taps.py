@@ -24,7 +24,10 @@ class Sizes(NamedTuple):
 
     source_h, result_h  lines of the source and of the result
     n_images, n_columns, n_channels  images; channels of the result, and of the source as packed,
-                        those of all its parts
+                        those of all its parts that a tile of columns reads
+    pitch, window       channels of a pixel of the source, of all parts; those of a part that a tile
+                        of columns reads
+    group_columns, group_channels, tile  columns and channels of a group; columns of such a tile
     taps_h              of the filter
     scale_h             source lines from one result line of a residue to the next
     step_h              residues, which is the stride for dx
@@ -64,6 +67,11 @@ class Sizes(NamedTuple):
     dilation_h: np.int32
     dilation_w: np.int32
     most_terms: np.int32
+    pitch: np.int32
+    window: np.int32
+    group_columns: np.int32
+    group_channels: np.int32
+    tile: np.int32 = 1
     n_splits: np.int32 = 1
     length: np.int32 = 0
     options: np.int32 = 0
@@ -85,7 +93,8 @@ def forward_sizes(p):
     return Sizes(
         p.H, p.W, p.P, p.Q, p.N, p.K, n_channels, p.R, p.S, p.stride_h, p.stride_w, 1, 1,
         -p.pad_h, -p.pad_w, p.dilation_h, p.dilation_w, 1, 1, 1, 1, 0, 0, 1, 1,
-        p.R * p.S * n_channels,
+        p.R * p.S * n_channels, n_channels, _of_part(n_channels, p.mode), p.K // p.groups,
+        p.C // p.groups,
     )  # fmt: skip
 
 
@@ -102,8 +111,40 @@ def dx_sizes(p):
     return Sizes(
         p.P, p.Q, p.H, p.W, p.N, p.C, n_channels, p.R, p.S, 1, 1, p.stride_h, p.stride_w,
         p.pad_h, p.pad_w, *far, *apart, *common, *inverse, p.dilation_h, p.dilation_w,
-        n_taps * n_channels,
+        n_taps * n_channels, n_channels, _of_part(n_channels, p.mode), p.C // p.groups,
+        p.K // p.groups,
     )  # fmt: skip
+
+
+def windowed(z, tile, mode):
+    """The `Sizes` of tiles of so many columns, which read the channels of their own groups alone.
+
+    All have windows of the same size, that begin with whole vectors.
+    """
+    if not z.n_columns:
+        return z
+    width = VECTOR_BYTES // ITEMSIZE[mode]
+    largest, whole = 0, _of_part(z.pitch, mode)
+    for column in range(0, z.n_columns, tile):
+        last = (min(column + tile, z.n_columns) - 1) // z.group_columns
+        first = column // z.group_columns * z.group_channels // width * width
+        largest = max(largest, (last + 1) * z.group_channels - first)
+    window = min(-(-largest // width) * width, whole)
+    n_channels = window * z.pitch // whole if whole else z.n_channels
+    most_terms = z.most_terms // max(1, z.n_channels) * n_channels
+    return z._replace(n_channels=n_channels, most_terms=most_terms, window=window, tile=tile)
+
+
+def _of_part(n_channels, mode):
+    return n_channels // (PARTS if mode == "float32" else 1)
+
+
+@cuda.jit(device=True)
+def window_of(column, n_parts, width, z):
+    """The first vector, of a part of a pixel, that the tile with this column reads."""
+    group = divided(np.int32(column // z.tile * z.tile), z.group_columns)[0]
+    last = np.int32((divided(z.pitch, np.int32(n_parts))[0] - z.window) // width)
+    return min(np.int32(group * z.group_channels // width), last)
 
 
 @cuda.jit(device=True)

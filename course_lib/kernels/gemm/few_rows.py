@@ -35,8 +35,8 @@ N_THREADS, WARP = 128, 32
 UNROLL = 4  # vectors of `b` in flight per thread, or twice as many elements
 
 
-def _walking(n_rows, by_vectors):
-    """walk(sums, a, b, n, first, team, M, K): add up a thread's part of column n, by vectors."""
+def _walking(n_rows, TEAM, by_vectors):
+    """walk(sums, a, b, n, M, K): add up the part of column n of a thread of a team."""
     N_LOADS = UNROLL if by_vectors else 2 * UNROLL
 
     @cuda.jit(device=True)
@@ -56,10 +56,10 @@ def _walking(n_rows, by_vectors):
                     sums[m] += of_a[e] * of_b[e]
 
     @cuda.jit(device=True)
-    def walk(sums, a, b, n, first, team, M, K):
+    def walk(sums, a, b, n, M, K):
         of_b = cuda.local.array((N_LOADS, MAX_WIDTH), np.float32)
         width = vector_width(b) if by_vectors else 1
-        at, step = first * width, team * width
+        at, step = np.int64(cuda.threadIdx.x % TEAM * width), TEAM * width
         while at < K:
             for u in range(N_LOADS):
                 if at + u * step < K:
@@ -74,7 +74,8 @@ def _walking(n_rows, by_vectors):
 
 def make(n_rows):
     """The kernel for `n_rows` rows of `a`, or fewer."""
-    by_vectors, by_elements = _walking(n_rows, True), _walking(n_rows, False)
+    vectors_by_warp, elements_by_warp = (_walking(n_rows, WARP, whole) for whole in (True, False))
+    vectors, elements = (_walking(n_rows, N_THREADS, whole) for whole in (True, False))
 
     @cuda.jit
     def few_rows_kernel(a, b, bias, c, M, N, K, team, options):
@@ -86,20 +87,23 @@ def make(n_rows):
         scratch = cuda.shared.array(32, np.float32)
         sums = cuda.local.array(n_rows, np.float32)
         n = (np.int64(cuda.blockIdx.x) * N_THREADS + cuda.threadIdx.x) // team
-        first = np.int64(cuda.threadIdx.x % team)
         for m in range(n_rows):
             sums[m] = ZERO
         allow_next_kernel()
         wait_for_previous_kernel()
         if n >= N:  # a whole warp, and none of a team that is a block
             return
-        if options & VECTORS:
-            by_vectors(sums, a, b, n, first, team, M, K)
+        if options & VECTORS and team == WARP:
+            vectors_by_warp(sums, a, b, n, M, K)
+        elif options & VECTORS:
+            vectors(sums, a, b, n, M, K)
+        elif team == WARP:
+            elements_by_warp(sums, a, b, n, M, K)
         else:
-            by_elements(sums, a, b, n, first, team, M, K)
+            elements(sums, a, b, n, M, K)
         for m in range(n_rows):
             total = warp_sum(sums[m]) if team == WARP else block_sum(sums[m], scratch)
-            if m < M and first == m:
+            if m < M and cuda.threadIdx.x % team == m:
                 store(c, m * N + n, finish(total, bias, n, options))
 
     return few_rows_kernel
