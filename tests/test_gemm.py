@@ -198,7 +198,8 @@ def test_plans_cover_every_size():
 
 def ways(M, N, K, chip, itemsize=2, mode="narrow", sources=BY_K):
     """{way of `tensor_core`: its plan, or why it refuses}, what is preferred first."""
-    problem = plan.Problem(M, N, K, itemsize, mode, sources)
+    lies = BY_K if "any" in sources else sources
+    problem = plan.Problem(M, N, K, itemsize, mode, sources, lies)
     rung = gemm.FORWARD["tensor_core"]
     found = {way.name: way.plan(problem, chip) for way in rung.preferred(problem, chip)}
     return found | {way.name: way.plan(problem, chip) for way in rung.ways}
