@@ -316,7 +316,7 @@ def test_depthwise_in_many_blocks(monkeypatch):
     check("depthwise/windows", *case((2, 2, 3, 150), (2, 1, 3, 3)), padding=1, groups=2)
 
 
-@every_layout
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_depthwise_dweight_meets_only_what_results_meet(layout):
     """Infinity in a column that no result meets by the first tap."""
     x, weight, _ = case((1, 4, 3, 7), (4, 1, 3, 3), layout=layout)
@@ -328,11 +328,14 @@ def test_depthwise_dweight_meets_only_what_results_meet(layout):
     assert torch.equal(dweight.isfinite(), expected)
 
 
-@pytest.mark.parametrize("x_shape, taps, stride, layout, blocks", [
-    ((7, 5, 9, 9), 7, 1, LAYOUTS[0], 5),  # so few pixels that nothing is left to add up
-    ((3, 104, 59, 47), 7, 2, LAYOUTS[0], 104 * 3),
-    ((16, 48, 13, 17), 3, 2, LAYOUTS[1], 2 * 28),  # two groups of channels
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "x_shape, taps, stride, layout, blocks",
+    [
+        ((7, 5, 9, 9), 7, 1, LAYOUTS[0], 5),  # so few pixels that nothing is left to add up
+        ((3, 104, 59, 47), 7, 2, LAYOUTS[0], 104 * 3),
+        ((16, 48, 13, 17), 3, 2, LAYOUTS[1], 2 * 28),  # two groups of channels
+    ],
+)
 def test_blocks_of_depthwise_dweight(x_shape, taps, stride, layout, blocks):
     from test_chips import CHIPS
 

@@ -14,7 +14,7 @@ from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import conv2d
 from course_lib.kernels.conv2d import few_channels_plan as plans
 from course_lib.kernels.conv2d.problem import problem_of
-from course_lib.runtime.host.launch import recorded
+from course_lib.runtime.host.launch import planning, recorded
 
 RUNG = "few_channels"
 OWN = (False, True, True)  # gradients that have kernels here; dx is that of `tensor_core`
@@ -72,9 +72,7 @@ def test_every_size(size, layout):
     check(RUNG, *tensors, needs=OWN, padding=tuple(n // 2 for n in taps))
 
 
-@pytest.mark.parametrize(
-    "N, dtype", in_turns([45, 1], [torch.float32, torch.bfloat16]), ids=str
-)
+@pytest.mark.parametrize("N, dtype", in_turns([45, 1], [torch.float32, torch.bfloat16]), ids=str)
 def test_results_of_one_channel_in_both_formats(N, dtype):
     """x is of both formats, so that y and dy may be of either, and none is copied."""
     x, weight, bias = case((N, 1, 5, 6), (8, 1, 3, 3), dtype)
@@ -230,6 +228,20 @@ def test_tiles_hold_all_that_is_met(size, N, image, options, n_pixels):
     )
     assert needed <= tile.n_lines <= N * tile.tall
     assert tile.n_cols == (p.Q - 1) * p.stride_w + p.dilation_w * (p.S - 1) + 1
+
+
+@pytest.mark.parametrize("N, K, count", [(64, 216, 3), (64, 8, 2), (4, 216, 2)])
+def test_many_products_are_for_tensor_cores(N, K, count):
+    """dweight of 16-bit numbers, where x would be copied for many groups of filters."""
+    from test_chips import CHIPS
+
+    x = torch.empty(N, 3, 122, 122, dtype=torch.bfloat16).to(memory_format=LAYOUTS[1])
+    dy = torch.empty(N, K, 61, 61, dtype=torch.bfloat16).to(memory_format=LAYOUTS[1])
+    weight = torch.empty(K, 3, 3, 3, dtype=torch.bfloat16)
+    with planning(CHIPS[4]) as launches:
+        conv2d.backward(dy, x, weight, stride=2, padding=2, dilation=2, needs=(False, True, False))
+    names = [kernel.py_func.__name__ for kernel, *_ in launches]
+    assert len(names) == count and ("few_channels_dweight_kernel" in names) == (count == 2)
 
 
 @given(

@@ -10,6 +10,7 @@ from course_lib.kernels.conv2d import gathering
 from course_lib.kernels.conv2d.depthwise_sums import (
     LINE_THREADS,
     MOST_LINES,
+    columns_of,
     window_sums_kernel,
 )
 from course_lib.kernels.conv2d.launching import depthwise_plan as by_element
@@ -24,7 +25,7 @@ MOST = 2**29  # of what is counted in 32 bits
 LANES = 8  # vectors of channels that a block has side by side, at most
 ENOUGH_BLOCKS = 8  # for each multiprocessor
 MOST_TURNS = 4  # of a block's lines of tiles
-LEAST_RUNS = 4  # of a thread, for dweight, where pixels are shared among blocks
+LEAST_RUNS = 2  # of a thread, for dweight, where pixels are shared among blocks
 
 
 def plan(problem, chip):
@@ -135,13 +136,15 @@ def dweight(problem, dy, x, dweight, precision):
     lanes, n_groups = _lanes(p, wide, x.dtype.itemsize)
     if not last:
         n_groups = p.K
-    columns = windows.columns_of(p.stride_w)
-    runs_w = _runs(p.Q, columns, p.dilation_w)
-    n_runs, least = p.N * p.P * runs_w, threads // lanes * LEAST_RUNS
+    runs_w = _runs(p.Q, columns_of(p.stride_w, wide), p.dilation_w)
+    n_runs, workers = p.N * p.P * runs_w, threads // lanes
     wanted = math.ceil(ENOUGH_BLOCKS * chip_of(x).multiprocessors / n_groups)
-    length = math.ceil(n_runs / max(1, min(wanted, n_runs // least)))
-    n_splits = max(1, math.ceil(n_runs / max(1, length)))
-    partial = arrays.empty((n_splits, arrays.size_of(dweight)), like=x, dtype="float32")
+    wanted = max(1, min(wanted, n_runs // (workers * LEAST_RUNS)))
+    length = max(1, math.ceil(n_runs / (wanted * workers))) * workers  # in whole turns
+    n_splits = max(1, math.ceil(n_runs / length))
+    partial = dweight
+    if n_splits > 1:
+        partial = arrays.empty((n_splits, arrays.size_of(dweight)), like=x, dtype="float32")
     numbers = (
         lanes, length, n_splits, n_groups, runs_w, n_runs, p.K // p.C, p.C, p.K, p.R, p.H, p.W,
         p.P, p.Q, p.stride_h, p.pad_h, p.pad_w, p.dilation_h, p.dilation_w,
@@ -150,7 +153,8 @@ def dweight(problem, dy, x, dweight, precision):
         window_sums_kernel(p.S, p.stride_w, wide), n_groups * n_splits, (threads, p.R),
         dy, x, partial, last, *map(np.int32, numbers), flat=True, overlap=True,
     )  # fmt: skip
-    gathering.add_up(partial, dweight, n_splits)
+    if n_splits > 1:
+        gathering.add_up(partial, dweight, n_splits)
 
 
 def _kinds():
@@ -183,5 +187,6 @@ def specialisations():
                 kernel = windows.window_kernel(S, stride, True, wide)
                 yield f"conv2d.depthwise dx {name}", kernel, types
             kernel = window_sums_kernel(S, stride, wide)
-            sums = [array, array, ("float32", 1), "boolean", *["int32"] * 19]
-            yield f"conv2d.depthwise dweight {name}", kernel, sums
+            for result in dict.fromkeys(("float32", dtype)):
+                sums = [array, array, (result, 1), "boolean", *["int32"] * 19]
+                yield f"conv2d.depthwise dweight {name} to {result}", kernel, sums

@@ -3,7 +3,7 @@
 A thread keeps the sums of one line of the filter, and a block has as many lines of threads as the
 filter; these read the same of dy, and of x what their neighbours read. A thread takes a few results
 of y side by side at a time, and loads the window of x that they share once. Blocks share the
-pixels; `total_kernel` adds up what they found.
+pixels; `total_kernel` adds up what they found, where there are several for a filter.
 """
 
 import functools
@@ -13,59 +13,67 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.blocks.indexing import divided
-from course_lib.kernels.conv2d.depthwise_windows import columns_of, reading_line, window_of
+from course_lib.kernels.conv2d.depthwise_windows import reading_line
 from course_lib.kernels.conv2d.few_channels import in_turn
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
-    load,
-    load_vector,
+    store,
     vector_width,
     wait_for_previous_kernel,
+    warp_sum,
 )
 
 LINE_THREADS = 64  # for each line of the filter
 MOST_LINES = 7  # of a filter
+PITCH = LINE_THREADS + 8  # so that threads that add up different sums meet different banks
+
+
+def columns_of(stride, wide):
+    """Results side by side that a thread takes: more where they are numbers, not vectors.
+
+    What comes before the loads of a tile is the same for any number of them.
+    """
+    return (4 if wide else 8) // stride
 
 
 @functools.cache
 def window_sums_kernel(S, STRIDE, wide):
     """The kernel of dweight."""
-    COLUMNS, WINDOW = columns_of(STRIDE), window_of(S, STRIDE, False)
-    read_line = reading_line(WINDOW, wide)
+    COLUMNS = columns_of(STRIDE, wide)
+    WINDOW, ROUNDS = (COLUMNS - 1) * STRIDE + S, S if wide else 1
+    read_window, read_upstream = reading_line(WINDOW, wide), reading_line(COLUMNS, wide)
 
     def adding(t):
         @cuda.jit(device=True)
-        def add(sums, upstream, values, dy, line, q, Q, dilation, pixel_step, width):
+        def add(sums, upstream, values, q, Q, dilation, width):
             """The products of a line of the filter with result `t` of the thread, if it exists."""
-            col = np.int32(q + t * dilation)
-            if col < Q:
-                if wide:
-                    load_vector(upstream, dy, np.int64(np.int32(line + col * pixel_step)))
-                else:
-                    upstream[0] = load(dy, np.int32(line + col * pixel_step))
+            if q + t * dilation < Q:  # else zeros, which times infinity would be NaN
                 for s in range(S):
-                    for e in range(width):
-                        sums[s, e] += upstream[e] * values[t * STRIDE + s, e]
+                    if wide:
+                        for e in range(width):
+                            sums[s, e] += upstream[t, e] * values[t * STRIDE + s, e]
+                    else:
+                        sums[0, s] += upstream[t, 0] * values[t * STRIDE + s, 0]
             return 0
 
         return add
 
     add_products = in_turn([adding(t) for t in range(COLUMNS)])
 
-    @cuda.jit(launch_bounds=(LINE_THREADS * MOST_LINES, 1))
+    @cuda.jit(launch_bounds=(LINE_THREADS * MOST_LINES, 1 if wide else 2))
     def depthwise_sums_kernel(
         dy, x, partial, last, lanes, length, n_splits, n_groups, runs_w, n_runs, fan_out, C, K, R,
         H, W, P, Q, stride_h, pad_h, pad_w, dilation_h, dilation_w,
     ):  # fmt: skip
-        """partial (splits, K, R, S): a split sums `length` of the n_runs tiles of y.
+        """partial (splits, K, R, S), or dweight: a split sums `length` of the n_runs tiles of y.
 
         Block `split * n_groups + group` has threads (LINE_THREADS, R); `lanes` are for channels.
         A tile is COLUMNS results of a line; runs_w of them make a line. fan_out is K // C.
         """
-        totals = cuda.shared.array((MOST_LINES, LINE_THREADS, MAX_WIDTH), np.float32)
-        sums = cuda.local.array((S, MAX_WIDTH), np.float32)
+        totals = cuda.shared.array((MOST_LINES, MAX_WIDTH, PITCH), np.float32)
+        sums = cuda.local.array((ROUNDS, MAX_WIDTH), np.float32)
         values = cuda.local.array((WINDOW, MAX_WIDTH), np.float32)
-        upstream = cuda.local.array(MAX_WIDTH, np.float32)
+        upstream = cuda.local.array((COLUMNS, MAX_WIDTH), np.float32)
         width = vector_width(x) if wide else 1
         tid, r = np.int32(cuda.threadIdx.x), np.int32(cuda.threadIdx.y)
         worker, lane = divided(tid, lanes)
@@ -74,9 +82,10 @@ def window_sums_kernel(S, STRIDE, wide):
         k = np.int32((group * lanes + lane) * width)
         c, _ = divided(k, fan_out)
         x_step, dy_step = (C, K) if last else (np.int32(1), np.int32(1))
-        for s in range(S):
-            for e in range(width):
-                sums[s, e] = ZERO
+        n_sums = width if wide else np.int32(S)  # of a round, in which they are added up
+        for i in range(ROUNDS):
+            for e in range(n_sums):
+                sums[i, e] = ZERO
         allow_next_kernel()
         wait_for_previous_kernel()
         run = np.int32(split * length + worker)
@@ -88,27 +97,35 @@ def window_sums_kernel(S, STRIDE, wide):
             n, p = divided(rest, P)
             h = np.int32(p * stride_h - pad_h + r * dilation_h)
             if h >= 0 and h < H:
-                chunk, rest = divided(run_w, dilation_w)
+                chunk, rest = (
+                    (run_w, np.int32(0)) if dilation_w == 1 else divided(run_w, dilation_w)
+                )
                 q = np.int32(chunk * COLUMNS * dilation_w + rest)
                 base = np.int64(n) * np.int32(C * H * W) + np.int32(c * (1 if last else H * W))
                 line, w = np.int32(h * W * x_step), np.int32(q * STRIDE - pad_w)
-                read_line(values, x[base:], line, w, W, dilation_w, x_step)
+                read_window(values, x[base:], line, w, W, dilation_w, x_step)
                 base = np.int64(n) * np.int32(K * P * Q) + np.int32(k * (1 if last else P * Q))
                 line = np.int32(p * Q * dy_step)
-                image = dy[base:]
-                add_products(sums, upstream, values, image, line, q, Q, dilation_w, dy_step, width)
+                read_upstream(upstream, dy[base:], line, q, Q, dilation_w, dy_step)
+                add_products(sums, upstream, values, q, Q, dilation_w, width)
             run = np.int32(run + n_workers)
-        for s in range(S):
+        n_parts, step = n_workers, lanes
+        if not wide and lanes == 1:  # all lanes of a warp sum for one filter
+            n_parts, step = np.int32(LINE_THREADS // 32), np.int32(32)
+            for e in range(S):
+                sums[0, e] = warp_sum(sums[0, e])
+        for i in range(ROUNDS):
             cuda.syncthreads()
-            for e in range(width):
-                totals[r, tid, e] = sums[s, e]
+            for e in range(n_sums):
+                totals[r, e, tid] = sums[i, e]
             cuda.syncthreads()
-            if worker == 0 and k < K:
-                for e in range(width):
-                    total = ZERO
-                    for other in range(n_workers):
-                        total += totals[r, np.int32(other * lanes + lane), e]
-                    place = (np.int64(split) * K + k + e) * R + r
-                    partial[place * S + s] = total
+            mine = worker if worker < n_workers and k < K else n_sums
+            while mine < n_sums:
+                total = ZERO
+                for part in range(n_parts):
+                    total += totals[r, mine, np.int32(part * step + lane)]
+                filter, s = (np.int32(k + mine), i) if wide else (k, mine)
+                store(partial, ((np.int64(split) * K + filter) * R + r) * S + s, total)
+                mine = np.int32(mine + n_workers)
 
     return depthwise_sums_kernel

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from course_lib.kernels.blocks.column_sums import column_sums_kernel
 from course_lib.kernels.blocks.memory_format import formatted
+from course_lib.kernels.conv2d import direct, gather_plan, launching
 from course_lib.kernels.conv2d.few_channels import BLOCK_SIZE, FILTERS, LANES, forward_kernel
 from course_lib.kernels.conv2d.few_channels_dweight import (
     MOST_ROUNDS,
@@ -15,7 +17,9 @@ from course_lib.kernels.conv2d.few_channels_dweight import (
     staged_size,
 )
 from course_lib.kernels.conv2d.few_channels_sums import FINISH_LANES, FINISH_THREADS, finish_kernel
+from course_lib.kernels.conv2d.implicit_dweight import total_kernel
 from course_lib.kernels.conv2d.problem import DTYPES
+from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
@@ -27,6 +31,9 @@ FILTER_SIZES = (
 MULTIPROCESSORS = 132  # of the largest chip of today
 BLOCKS_EACH = 2  # of forward, that a multiprocessor should have to do
 LEAST_FILTERS = 8  # of a block, forward, where there are several blocks for the same pixels
+#: Of dweight, for each multiprocessor, which takes about three cycles for 128 of them. Every group
+#: of filters copies x again; beyond so many, tensor cores are worth the copy that they need.
+MOST_PRODUCTS = 2**22
 MOST_BYTES = 56 << 10  # of shared memory for dweight, unless a smaller tile takes more
 MOST = 2**30  # of what is counted in 32 bits
 
@@ -165,10 +172,22 @@ def dweight_kernel_for(C, R, S, last, shape):
     return dweight_kernel(C, R, S, last, *shape[1:])
 
 
+def is_for_gather(problem, chip):
+    """Whether the way `gather` finds dweight: it can, and there are too many products for this."""
+    p = problem
+    n_products = p.N * p.P * p.Q * p.K * p.C * p.R * p.S
+    if chip.capability != gather_plan.ONLY or n_products <= MOST_PRODUCTS * chip.multiprocessors:
+        return False
+    return not isinstance(gather_plan.DWEIGHT_PLAN(p, chip), Refusal)
+
+
 def launch_dweight(problem, dy, x, dweight, dbias, precision):
     """dweight and dbias, each where it is not None."""
     p = problem
     check(p, x)
+    if dweight is not None and is_for_gather(p, chip_of(x)):
+        launching.with_dbias(gather_plan.dweight, p, dy, x, dweight, dbias, precision)
+        return
     n_taps, last = p.C * p.R * p.S, p.channels_last
     shape, side = shape_for(p, x.dtype.itemsize), side_of(p)
     n_groups = math.ceil(p.K / filters_of_block(last, shape.filters))
@@ -228,7 +247,9 @@ def forward_kernels():
 
 
 def dweight_kernels():
-    return [*(dweight_kernel_for(*kind) for kind in _kinds()), finish_kernel]
+    of_gather = *gather_plan.dweight_kernels(), direct.dbias_kernel, column_sums_kernel
+    own = (dweight_kernel_for(*kind) for kind in _kinds())
+    return [*own, finish_kernel, *of_gather, total_kernel]
 
 
 def specialisations():
