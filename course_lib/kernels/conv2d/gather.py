@@ -100,7 +100,7 @@ def gathering_tile(rows, itemsize, n_threads, N_PARTS):
         r, s, v = at[0], at[1], at[2]
         down, right = np.int32(r * far[0]), np.int32(s * far[1])
         further, exists = np.int32((down * W + right) * pitch + v), r < taps[0]
-        if N_PARTS > 1:
+        if N_PARTS > 1 and between > 0:  # of windows, whose parts are apart
             part = divided(v, divided(per_pixel, np.int32(N_PARTS))[0])[0]
             further = np.int32(further + part * between)
         row, chunk = np.int32(cuda.threadIdx.x // CHUNKS), np.int32(cuda.threadIdx.x % CHUNKS)

@@ -40,6 +40,9 @@ HALO = halo_plan, halo_small, warpgroup_plan, warpgroup_mixed_plan
 PIXEL_SUMS = pixel_sums_plan, pixel_sums_small
 
 
+LEAST_CHANNELS = 8  # of x and y, for `gemm`, whose tiles have 64 and more
+
+
 def _compiled_by(*modules):
     return [kernel for module in modules for _, kernel, _ in module.specialisations()]
 
@@ -102,7 +105,8 @@ def _preferred(sizes_of, problem, chip):
     Depthwise convolutions are not joined: their infinities stay in their channels.
     """
     p = problem
-    gemm = _is_product_alone(p) or p.R * p.S == 1 and matrix_product.has_whole_vectors(p)
+    fills_tiles = p.R * p.S == 1 and min(p.C, p.K) >= LEAST_CHANNELS
+    gemm = _is_product_alone(p) or fills_tiles and matrix_product.has_whole_vectors(p)
     gathers = gather_plan.is_faster(sizes_of, p, chip) and not p.groups == p.C > 1
     gathers = gathers and not grouped_plan.is_read_once(p, sizes_of is dx_sizes, chip)
     joined = ("block_diagonal",) if p.groups != p.C else ()

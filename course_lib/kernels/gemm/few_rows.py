@@ -86,7 +86,9 @@ def make(n_rows):
         """
         scratch = cuda.shared.array(32, np.float32)
         sums = cuda.local.array(n_rows, np.float32)
-        n = (np.int64(cuda.blockIdx.x) * N_THREADS + cuda.threadIdx.x) // team
+        n, lane = np.int64(cuda.blockIdx.x), cuda.threadIdx.x
+        if team == WARP:
+            n, lane = n * (N_THREADS // WARP) + cuda.threadIdx.x // WARP, lane % WARP
         for m in range(n_rows):
             sums[m] = ZERO
         allow_next_kernel()
@@ -103,7 +105,7 @@ def make(n_rows):
             elements(sums, a, b, n, M, K)
         for m in range(n_rows):
             total = warp_sum(sums[m]) if team == WARP else block_sum(sums[m], scratch)
-            if m < M and cuda.threadIdx.x % team == m:
+            if m < M and lane == m:
                 store(c, m * N + n, finish(total, bias, n, options))
 
     return few_rows_kernel

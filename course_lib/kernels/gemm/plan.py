@@ -24,8 +24,9 @@ SHAPES = {
 }  # fmt: skip
 GOOD_BLOCKS = 8, 11  # blocks for as many multiprocessors: with more, smaller tiles cost too much
 FULL = 0.8  # share of the multiprocessors' rounds that tiles of 256 × 128 must fill
-PARTS_FIRST = 2  # parts of k that are tried before smaller tiles; or as many as a cluster has of
-LONG_PARTS = 16  # tiles each
+#: Parts of k that are tried before smaller tiles; or, of one product for each, as many parts of so
+#: many tiles as a cluster has blocks.
+PARTS_FIRST, LONG_PARTS = 2, 16
 LEAST_TILES_OF_K = 4  # that a block works on, if k is split
 MOST_SPLITS = 64
 CLUSTERS = (9, 0)  # compute capability from which on a chip has them
@@ -110,7 +111,7 @@ def best(problem, chip, may_split=True):
         if shape.m > 128 and rounds < FULL * math.ceil(rounds):
             continue
         most_parts = PARTS_FIRST
-        if clusters:
+        if clusters and mode != "split":
             most_parts = max(PARTS_FIRST, min(MOST_IN_CLUSTER, math.ceil(K / k_size) // LONG_PARTS))
         most_parts = (MOST_SPLITS if is_last else most_parts) if may_split else 1
         most_parts = min(most_parts, chip.multiprocessors // n_tiles)

@@ -55,14 +55,14 @@ def make(few):
         if m >= M:
             return
         for k in range(lane, K, 32 * UNROLL):
-            # No branch: what is beyond the edge is read at it, and all loads are on their way.
             for u in range(UNROLL):
-                values[u] = load(a, m * K + min(k + 32 * u, K - 1))
+                if k + 32 * u < K:
+                    values[u] = load(a, m * K + k + 32 * u)
             for u in range(UNROLL):
-                col, is_inside = min(k + 32 * u, K - 1), k + 32 * u < K
-                for n in range(few):
-                    product = values[u] * load(b, min(n, N - 1) * K + col)
-                    sums[n] += product if is_inside else ZERO
+                if k + 32 * u < K:
+                    for n in range(few):
+                        if n < N:
+                            sums[n] += values[u] * load(b, n * K + k + 32 * u)
         for n in range(few):
             total = warp_sum(sums[n])
             if n < N and lane == n:
@@ -120,12 +120,13 @@ def make(few):
             return
         for k in range(part * length, stop, UNROLL):
             for u in range(UNROLL):
-                values[u] = load(b, min(k + u, stop - 1) * N + n)
+                if k + u < stop:
+                    values[u] = load(b, (k + u) * N + n)
             for u in range(UNROLL):
-                row, is_inside = min(k + u, stop - 1), k + u < stop
-                for m in range(few):
-                    product = values[u] * load(a, row * M + min(m, M - 1))
-                    sums[m] += product if is_inside else ZERO
+                if k + u < stop:
+                    for m in range(few):
+                        if m < M:
+                            sums[m] += values[u] * load(a, (k + u) * M + m)
         for m in range(few):
             if m < M:
                 partial[(part * M + m) * N + n] = sums[m]
