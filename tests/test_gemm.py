@@ -219,6 +219,15 @@ def test_which_way_a_product_goes(chip, names):
     assert tuple(preferred(*size, chip) for size in sizes) == names
 
 
+def test_a_long_k_is_shared_by_a_cluster_before_tiles_get_smaller():
+    """As where a layer's few weights get their gradient from many rows."""
+    rounded = dict(itemsize=4, mode="tf32", sources=("by_row", "by_row"))
+    found = ways(768, 192, 6304, H200, **rounded)["split_k_cluster"]
+    assert found.shape.m == 128 and found.n_splits == 8 and found.in_cluster
+    exact = ways(768, 192, 6304, H200, **rounded | dict(mode="split"))["mma"]
+    assert exact.shape.m < 128  # three products make the larger tile no faster
+
+
 @pytest.mark.parametrize("way, size, options, reason", [
     ("few_rows", (9, 40, 64), {}, "takes an a of at most 8 rows, not 9"),
     ("few_rows", (8, 40, 64), dict(sources=("by_k", "by_row")), "lie by k"),
@@ -293,11 +302,12 @@ def test_large_products(mode, dtype, M, N, K):
 
 @pytest.mark.parametrize("M, N, K, relu, dtype", in_turns(
     [(2, 1, 8, False), (4, 5, 3200, True), (1, 10, 1032, False), (8, 1, 8, False),
-     (3, 10, 1032, True), (7, 5, 1032, False)],
+     (3, 10, 1032, True), (7, 5, 1032, False), (2, 3, 515, False), (4, 9, 29, False)],
     [torch.float32, torch.float16, torch.bfloat16],
 ), ids=str)  # fmt: skip
 def test_few_rows(M, N, K, relu, dtype):
-    a, b, *exact = operands(M, N, K, dtype, True, True)
+    """A warp for each column, or a block where k is long; by vectors, or elements of odd rows."""
+    a, b, *exact = operands(M, N, K, dtype, True, True, shift=int(relu))
     bias = torch.randn(N).to(PLACE, dtype) if relu else None
     c = torch.full((M, N), np.nan, dtype=dtype, device=PLACE)
     gemm.multiply(a, b, c, M, N, K, bias=bias, relu=relu, variant="tensor_core/few_rows")
