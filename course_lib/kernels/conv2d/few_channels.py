@@ -40,7 +40,6 @@ BLOCK_SIZE = 128
 N_WARPS = BLOCK_SIZE // 32
 FILTERS = 64  # of a block, forward, at most
 LANES = 4  # threads that share a pixel where channels lie side by side
-LOADS = 4  # of 16-bit numbers of x, that a thread waits for at a time
 MOST_UNROLLED = 32  # turns of a loop, for what it indexes to stay in registers
 
 
@@ -56,27 +55,6 @@ def parts(C, R, S, last):
     """(copy, tap_place): how x comes into shared memory, and where a tap lies there."""
 
     @cuda.jit(device=True)
-    def copy_halves(cache, place, x, start, inside, n_cols, pad_w, W, step_w):
-        """A line of 16-bit numbers, which no copy widens: some are on their way at a time."""
-        values = cuda.local.array(LOADS, np.float32)
-        col = np.int32(cuda.threadIdx.x % 32)
-        inside = inside and W > 0
-        while col < n_cols:
-            for i in range(LOADS):
-                values[i] = ZERO
-            if inside:
-                for i in range(LOADS):  # without branches, as each would wait for its load
-                    w = np.int32(col + i * 32 - pad_w)
-                    near = w if np.uint32(w) < np.uint32(W) else np.int32(0)
-                    values[i] = load(x, start + np.int32(near * step_w))
-            for i in range(LOADS):
-                w = np.int32(col + i * 32 - pad_w)
-                if col + i * 32 < n_cols:
-                    number = values[i] if np.uint32(w) < np.uint32(W) else ZERO
-                    cache[np.uint32(place + col + i * 32)] = number
-            col = np.int32(col + LOADS * 32)
-
-    @cuda.jit(device=True)
     def copy(cache, at, x, top, n_lines, n_cols, tall, N, H, W, pad_h, pad_w):
         """Lines of x from number `top` on, padded, by all warps; not waited for."""
         lane_id, line = np.int32(cuda.threadIdx.x % 32), np.int32(cuda.threadIdx.x // 32)
@@ -87,17 +65,13 @@ def parts(C, R, S, last):
             start = np.int64(image) * (C * H * W) + np.int64(np.int32(h * W * step_w))
             inside = image < N and h >= 0 and h < H
             for c in range(C):
-                place = np.int32(at + (c * n_lines + line) * n_cols)
-                first = start + np.int64(np.int32(c * step_c))
-                if vector_width(x) > 4:
-                    copy_halves(cache, place, x, first, inside, n_cols, pad_w, W, step_w)
-                    continue
                 col = lane_id
                 while col < n_cols:
                     w = np.int32(col - pad_w)
                     valid = inside and w >= 0 and w < W
-                    where = first + np.int32(w * step_w)
-                    gather_async(cache, np.uint32(place + col), x, where, valid)
+                    place = at + (c * n_lines + line) * n_cols + col
+                    where = start + np.int32(c * step_c + w * step_w)
+                    gather_async(cache, np.uint32(place), x, where, valid)
                     col = np.int32(col + 32)
             line = np.int32(line + N_WARPS)
 
