@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib import SIMULATED, simulator
+from course_lib import SIMULATED, bench, simulator
 from course_lib.kernels import all_reduce as package
 from course_lib.kernels.all_reduce import ALL_REDUCE, DTYPES, all_reduce
 from course_lib.runtime.host.arrays import ArrayError
@@ -286,3 +286,21 @@ def test_what_is_wrong_is_found(fault, tmp_path, monkeypatch):
             "write what it waits for"
         )
         assert sentence in str(report)
+
+
+def test_what_lesson_21_says_of_the_records():
+    records = {
+        record["shape"][1]: {row["label"]: row["microseconds"] for row in record["rows"]}
+        for record in bench.load_records("NVIDIA H200")["records"]
+        if record["name"] == "all_reduce" and record["shape"][0] == 2
+    }
+    few, many = ({n for n in records if (n < 4_194_304) is side} for side in (True, False))
+    assert few and many and {256, 65_536, 67_108_864} <= {*records}
+    for n in few:
+        assert records[n]["NCCL"] < min(records[n]["gather"], records[n]["ring"])
+    for label in RUNGS:
+        assert records[65_536][label] < 1.1 * records[256][label]
+    assert records[65_536]["NCCL"] < 1.2 * records[256]["NCCL"]
+    for n in many:
+        assert records[n]["ring"] < 1.05 * records[n]["NCCL"]  # level, or faster
+    assert records[max(many)]["ring"] < records[max(many)]["NCCL"]

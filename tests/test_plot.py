@@ -274,6 +274,21 @@ def test_a_curve_that_ends_has_a_mark_there():
     assert len(whole.lines) == 2, "the curve, and the axis"
 
 
+def test_a_curve_that_ends_early_says_where_and_no_nan():
+    figure = plot.curves([1, 2, 4], {"y": [3, 1, np.nan]}, xlabel="x", ylabel="y")
+    assert figure.alt == "y over x: y from 3 to 1, where it ends, at 2"
+    figure = plot.curves([1, 2], {"y": [np.nan, np.nan]}, xlabel="x", ylabel="y")
+    assert figure.alt == "y over x: y nowhere"
+
+
+def test_a_timeline_by_actor_gives_each_actor_one_colour():
+    spans = [("a", 0, 1, "0"), ("a", 1, 2, "1"), ("b", 0, 1, "0"), ("b", 1, 2, "1")]
+    for by_actor, colours in ((False, [0, 1, 0, 1]), (True, [0, 0, 1, 1])):
+        boxes = plot.timeline(spans, by_actor=by_actor).axes[0].patches
+        found = [box.get_facecolor() for box in boxes]
+        assert [[*dict.fromkeys(found)].index(each) for each in found] == colours
+
+
 def test_curves_with_one_logarithmic_axis():
     axes = plot.curves([1, 1000], {"y": [3, 1]}, xlabel="x", ylabel="y", log="x").axes[0]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")

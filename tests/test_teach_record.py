@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -60,6 +61,14 @@ def test_hints_go_on_and_end(capsys):
     out = capsys.readouterr().out
     assert "These were all 3" in out and hints[0] in out
     assert record.load()["relu"]["hints"] == 3
+
+
+@pytest.mark.parametrize("name", exercises())
+def test_a_hint_as_text_keeps_powers_and_loses_bold(name, capsys):
+    for text in exercises()[name].hints:
+        hint(name)
+        code = re.findall(r"```.*?```|`[^`]*`", text, re.DOTALL)
+        assert capsys.readouterr().out.count("**") == sum(each.count("**") for each in code)
 
 
 def test_solution_shows_its_source_and_is_recorded(capsys):

@@ -66,6 +66,16 @@ def images(pictures, titles=None, *, columns=None, vmin=None, vmax=None, pixels=
     return figure
 
 
+def _ends(label, x, y):
+    """The first and last values of a curve, for those who don't see it, and where it ends early."""
+    there = np.flatnonzero(~np.isnan(y))
+    if not there.size:
+        return f"{label} nowhere"
+    first, last = there[0], there[-1]
+    early = f", where it ends, at {x[last]:.6g}" if last < y.size - 1 else ""
+    return f"{label} from {y[first]:.3g} to {y[last]:.3g}{early}"
+
+
 def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
     """Draw several curves over one axis, told apart by dashes and markers as well as by colour.
 
@@ -76,7 +86,7 @@ def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
         xlabel, ylabel: what the axes mean, with their units.
         title: heading of the picture.
         log: draw both axes logarithmically; `"x"` or `"y"` only that one.
-        alt: alternative text; by default the labels with first and last values.
+        alt: alternative text; by default the labels with first and last values that are no NaN.
 
     Raises:
         ValueError: no points, no series, too many, one of another length than `x`, or another
@@ -93,7 +103,7 @@ def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
         if y.shape != x.shape:
             raise ValueError(f"series {label!r} has shape {y.shape}, x has {x.shape}")
     alt = alt or f"{ylabel} over {xlabel}: " + "; ".join(
-        f"{label} from {y[0]:.3g} to {y[-1]:.3g}" for label, y in series.items())
+        _ends(label, x, y) for label, y in series.items())
     figure = Picture(3.8, alt)
     axes = figure.subplots()
     for (label, y), line in zip(series.items(), LINES, strict=False):

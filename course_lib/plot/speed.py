@@ -252,13 +252,15 @@ def _name_points(axes, points):
                       arrowprops={"arrowstyle": "-", "color": "0.6"} if moved else None)
 
 
-def timeline(spans, *, unit="µs", title="", device="", date="", alt=None):
+def timeline(spans, *, unit="µs", by_actor=False, title="", device="", date="", alt=None):
     """Draw what happened when: one line per actor, one box per span of work.
 
     Args:
         spans: list of `(actor, start, end, label)` with times in `unit`; actors are drawn from top
             to bottom in the order in which they first appear.
         unit: unit of the times.
+        by_actor: give all spans of an actor one colour, and the next actor the other; else the
+            spans take turns.
         title, device, date, alt: as in `ladder`.
 
     Raises:
@@ -279,7 +281,7 @@ def timeline(spans, *, unit="µs", title="", device="", date="", alt=None):
     shades = ("#cfe3f5", "#f3c581")
     for number, (actor, start, end, label) in enumerate(spans):
         place = actors.index(actor)
-        shade = shades[number % 2]
+        shade = shades[(place if by_actor else number) % 2]
         axes.barh(place, end - start, left=start, height=0.6, color=shade, edgecolor=INK)
         axes.text((start + end) / 2, place, label, ha="center", va="center", fontsize=9.5,
                   color=ink_on(shade))

@@ -110,7 +110,8 @@ class Exercise:
         several threads do the same work over and over is refused although its result is right.
     about: what the answer is to do beside its result, as `course_lib.teach.checking.work` counts
         it: spare readings of an array, read it in neighbouring pieces, use shuffles, do without
-        atomics, keep no more memory where an array is longer.
+        atomics, keep no more memory where an array is longer; as `rings` does: touch no device's
+        row but one's own and a neighbour's.
     repeatable: whether the same bits must come in whatever order the threads run.
     forbids: what the compiler must not find, such as "float64-promotion"; see `simulator.lint`.
         From lesson 3 on no kernel may have that one.

@@ -82,8 +82,9 @@ print(f"variances {low.var():.2f} and {high.var():.2f}, joint {np.concatenate([l
 # %% [markdown]
 # ### Exercise: the joint batch
 #
-# Each row belongs to a device: the gradient of its mean loss, its channels' means and variances (those of the batch, divided by the count), and how many
-# examples it had. Return the gradient, the means and the variances of the joint batch.
+# Each row belongs to a device. `gradients` is (devices, weights): the gradients of each device's mean loss. `means` and `variances` are (devices, channels): the
+# variances as `np.var` gives them, divided by n and not by n − 1. `counts` is (devices,): how many examples each device had. Return the gradient, the means and
+# the variances of the joint batch.
 
 # %% exercise="joint_batch"
 def joint_batch(gradients, means, variances, counts):
@@ -142,7 +143,7 @@ distributed.destroy_process_group()
 
 # %% [markdown]
 # We run it twice, without and with a batch normalisation, and compare with one process that has all 32 examples. **Predict** for both: do the two ranks agree with each
-# other? Do they agree with the one process? (To start three Pythons with PyTorch takes some seconds.)
+# other? Do they agree with the one process? (To start three Pythons with PyTorch takes 15 to 40 seconds on two cores.)
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -259,7 +260,7 @@ print("all devices have the same bits:", len({row.tobytes() for row in y}) == 1)
 #
 # ## 4 · The ring
 #
-# Cut the gradient into $R$ **pieces**. Each device is made responsible for one of them. In the first half, **reduce-scatter**, the sums go round: each device sends a piece to its right
+# Cut the gradient into $R$ **pieces**. If $R$ does not divide $n$, the last pieces are shorter; in the exercises all are equally long. Each device is made responsible for one of them. In the first half, **reduce-scatter**, the sums go round: each device sends a piece to its right
 # neighbour, which adds its own numbers to it and passes the sum on. After $R - 1$ steps device r has the whole sum of piece r. In the second half, **all-gather**,
 # the finished pieces go round in the same way. Here is how many devices' numbers are in each piece, for four devices:
 
@@ -285,9 +286,14 @@ plot.tables(list(reduce_scatter_steps(4)), ["at first", "after step 0", "after s
 #
 # ### Exercise: reduce-scatter
 #
-# `x` is (devices, pieces, n). `inbox` is (devices, steps, n): what arrives in a step has a place of its own, so that nothing is overwritten. Step `ranks - 1` sends nothing; there the device's own
-# piece is complete, and goes to `y`. Which piece is handled in which step, when must you wait, and for how many arrivals? Who is told, and what must come before? If you forget a part, the check
-# says which.
+# Row r of every array is the memory of device r. **A device may read its own row alone, and write to its own row and to its right neighbour's.** In the simulator a block could reach all rows, so the
+# check looks at who reads and writes which row. (A ring that goes to the left throughout is as good.)
+#
+# `x` is (devices, pieces, n), with as many pieces as devices. `inbox` is (devices, ranks − 1, n): what arrives in a step has a place of its own, so that nothing is overwritten. `arrived` is
+# (devices,), and starts at 0. `y` is (devices, n). Step `ranks - 1` sends nothing; there the device's own piece is complete, and goes to `y`.
+#
+# Which piece is handled in which step, when must you wait, and for how many arrivals? Who is told, and what must come before? If a part is missing, the check names the two lines that nothing
+# orders, or the line in which a device waits for ever.
 
 # %% exercise="ring_reduce_scatter"
 @cuda.jit
@@ -316,8 +322,8 @@ hint("ring_reduce_scatter")
 # %% [markdown]
 # ### Exercise: all-gather
 #
-# `part` is (devices, n), the piece that each device has. `y` is (devices, pieces, n): in the end each device has all pieces. What arrives is final, so it is written to its place in the neighbour's `y` at
-# once, and passed on from there.
+# `part` is (devices, n), the piece that each device has. `y` is (devices, pieces, n): in the end each device has all pieces. `arrived` is (devices,), and starts at 0. What arrives is final, so it is
+# written to its place in the neighbour's `y` at once, and passed on from there. Again a device may read its own row alone, and write to its own and to its right neighbour's.
 
 # %% exercise="ring_all_gather"
 @cuda.jit
@@ -384,8 +390,8 @@ for variant in ("gather", "ring"):
 
 # %% [markdown]
 # Read `ring.py` there: you know every part of it. It moves 16 bytes at a time, gives a rank many blocks (each with a part of the piece, and a flag of its own), and lets the rank end with piece r + 1 instead of r. And it has
-# three things that your kernels leave out. Between two GPUs the fence is `cuda.threadfence_system()`, since `threadfence` reaches one GPU only. A kernel must
-# not end before its last piece has *arrived*, and here the end of the launch does that for all. And nobody clears flags and inboxes for each call: flags count on from call to call, in **epochs**. A good place for a break.
+# three things that your kernels leave out. Between two GPUs the fence is `cuda.threadfence_system()`, since `threadfence` reaches one GPU only. Between GPUs
+# each kernel must wait for its last piece before it ends. Here all ranks are one launch, which ends only when all have ended. And nobody clears flags and inboxes for each call: flags count on from call to call, in **epochs**. A good place for a break.
 #
 # ## 5 · What it costs
 #
@@ -465,7 +471,7 @@ def step_spans(per_bucket, n_layers=12, backward=600, n_bytes=4e6):
 named = {"all in one": 12, "a bucket of 3": 3, "each layer": 1}
 spans = [(f"{actor}, {name}", start, end, label) for name, size in named.items()
          for actor, start, end, label in sorted(step_spans(size))]
-plot.timeline(spans, title="A model: layers computed, and layers exchanged")
+plot.timeline(spans, by_actor=True, title="A model: layers computed, and layers exchanged")
 
 # %%
 for name, size in named.items():
@@ -474,7 +480,9 @@ for name, size in named.items():
 # %% [markdown]
 # What remains visible is the last bucket, that of the *first* layers, and whatever the link is behind. An exchange that is hidden is not free, by the way: its kernels take multiprocessors and bandwidth from the backward pass.
 #
-# **Predict** what the picture looks like if the exchange of a layer takes longer than its backward pass. (Then the link is the limit, and no bucket size hides it. Change `20` in the code to `5`.)
+# In the last row the exchange of a layer takes 910 µs, and its backward pass 600 µs. But 560 µs of the exchange are latency, and a larger bucket saves most of that.
+#
+# **Predict** what the picture looks like if a layer's *bytes alone* take longer on the link than its backward pass (with 5 GB/s 1,400 µs). Then no bucket size hides the rest. Change `20` in the code to `5` to see it.
 #
 # ## 7 · The larger batch
 #
@@ -484,7 +492,9 @@ for name, size in named.items():
 #
 # $$ w - \eta \, (g_1 + g_2 + \ldots + g_k) \;\approx\; w - k \eta \cdot \frac{g_1 + g_2 + \ldots + g_k}{k} . $$
 #
-# Least squares with 20 weights, four epochs of 4,096 examples. **Predict** the order of the four curves:
+# Least squares with 20 weights, four epochs of 4,096 examples. **Predict** the order of the three curves for the batches of 16 and 256. The rule alone does not tell where the fourth lies, that of one batch of
+# 4,096 with 256 times the rate. For that you need the length of a step: the inputs have variance 1, so a step on a large batch multiplies the distance from the best weights by about 1 − 2 · rate. What is that
+# for a rate of 0.896?
 
 # %%
 inputs = rng.normal(size=(4096, 20))
@@ -509,7 +519,8 @@ plot.losses([(name, batch * np.arange(1, len(found[name]) + 1) / 4096, found[nam
             title="The same examples, in batches of another size")
 
 # %% [markdown]
-# With 16 times the batch and 16 times the rate the curve lies on that of the small batch. With 256 times it no longer does: a step is so long that it goes past the minimum, and the next one comes back. For each problem there is a batch beyond which the rule
+# With 16 times the batch and 16 times the rate the curve lies on that of the small batch. With 256 times it no longer does: a step multiplies the distance by about −0.8. It is so long that it goes past the minimum, and the next one comes
+# back past it (the loss falls all the same, because each step ends a little nearer). For each problem there is a batch beyond which the rule
 # ends. Goyal et al. trained ResNet-50 on ImageNet with batches of up to 8,192 pictures on 256 GPUs, and lost no accuracy against a batch of 256. At the beginning the weights change quickly and the rule holds least, so they
 # let the rate rise to its full size over the first five epochs: the **warm-up**. `python -m course_lib train images` has it as `--warm-up-epochs`.
 #
@@ -521,7 +532,7 @@ plot.losses([(name, batch * np.arange(1, len(found[name]) + 1) / 4096, found[nam
 # How many times as fast are R devices? What does not become shorter with R is the exchange. Two questions, which are often mixed up:
 #
 # - **strong scaling**: the batch stays as it is, each device has an R-th of it. The computing becomes shorter, and the exchange does not,
-# - **weak scaling**: each device keeps its batch, and the joint one grows. Computing and exchange stay about the same.
+# - **weak scaling**: each device keeps its batch, and the joint one grows. The computing stays the same, and so do, nearly, the bytes of a ring.
 #
 # The model, up to 1,024 GPUs: a network with 100 MB of gradients, 100 ms of computing for a step of 256 examples on one device, of which two thirds are the backward pass, behind which the exchange hides. A latency of 10 µs and
 # 50 GB/s for each device. **All of these are assumptions**, and the curves are no measurement.
@@ -536,8 +547,8 @@ def step_time(ranks, way, compute, hidden):
 
 
 def efficiency(way, hidden, strong):
-    """Examples in a second, as a share (%) of R times those of one GPU."""
-    computing = [100e3 / n if strong else 100e3 for n in GPUS]
+    """Examples in a second, as a share (%) of R times those of one GPU; NaN without an example each."""
+    computing = [(100e3 / n if n <= 256 else np.nan) if strong else 100e3 for n in GPUS]
     return [100 * own / step_time(n, way, own, hidden) for n, own in zip(GPUS, computing, strict=True)]
 
 # %%
@@ -550,7 +561,8 @@ plot.curves(GPUS, {"growing batch, ring, hidden": efficiency(2, 1, False),
 
 # %% [markdown]
 # An efficiency of 100 % means that 1,024 GPUs train on 1,024 times as many examples in a second. With a fixed batch it breaks down where the exchange is as long as what is left to compute: Amdahl's law, with the exchange as the part that does not
-# become faster. With a growing batch and a ring it stays high, because the exchange hardly grows, and hides. With the gather it doesn't: its bytes grow with R.
+# become faster. With a growing batch and a ring it stays high. The ring's *bytes* hardly grow. Its latency does, but hides behind the backward pass: at 1,024 GPUs the exchange takes 24.5 ms, of which 20.5 ms
+# are latency, and the backward pass takes 67 ms. With the gather the efficiency falls: its bytes grow with R. The fixed batch ends at 256 GPUs, where each has a single example.
 
 # %%
 for n in (8, 64, 1024):
@@ -561,7 +573,7 @@ for n in (8, 64, 1024):
 # %% [markdown]
 # At 1,024 GPUs most of the ring's time is latency. Real libraries mend that with trees whose messages are cut into pieces, so that all levels work at the same time, and with a ring inside each machine and something else between machines.
 #
-# What the model leaves out: links that several GPUs share, devices that are not equally fast (each step waits for the slowest), the time in which data are read, and that the batch of weak scaling becomes too large to
+# What the model leaves out: the last bucket, which nothing hides (section 6), so that the first curve is exactly 100 %; links that several GPUs share, devices that are not equally fast (each step waits for the slowest), the time in which data are read, and that the batch of weak scaling becomes too large to
 # learn from (section 7). Published for comparison: Goyal et al. report about 90 % efficiency from 8 to 256 GPUs.
 #
 # ## 9 · Measured
@@ -579,6 +591,13 @@ if not found:
     print("An all-reduce between GPUs has not been recorded yet.")
 
 # %% [markdown]
+# `[2, 256]` means two ranks with 256 float32 numbers each; a rank is a GPU here. For few numbers NCCL is faster: 25 µs against 113 and 117 µs for 256 numbers. All three take nearly as long for 65,536 numbers, so
+# the bytes are not what takes this time. From 4,194,304 numbers on the ring is level with NCCL (78 µs against 75 µs) or faster.
+#
+# Between two ranks, gather and ring send the same bytes by the model of section 5. Yet for 67,108,864 numbers the gather takes 3.4 times as long. The model does not explain this. `gather.py` and `ring.py` differ in
+# two things that the model leaves out. The gather fetches the other rank's numbers, 4 bytes at a time; the ring sends its own, 16 bytes at a time. And the gather writes its sums to a second array, and copies them from
+# there. The records do not tell how much each of the two costs.
+#
 # ## What the profiler says
 #
 # nsys shows NCCL's kernels by their names, `ncclDevKernel_AllReduce_…`, in a row of their own. Look for two things: do they lie *beside* kernels of the backward pass, or after them? And how long is the last one, beside which nothing runs? In

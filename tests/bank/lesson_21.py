@@ -3,8 +3,9 @@
 import numpy as np
 
 from bank import right, wrong
-from bank.mistakes import mistakes
+from bank.mistakes import changed, mistakes
 from course_lib import cuda
+from course_lib.teach.exercise import exercises
 from course_lib.teach.exercises.lesson_21 import wait_for
 
 RACE = "race"
@@ -71,6 +72,33 @@ def scatter_the_other_way(x, inbox, arrived, y):
 
 @right("ring_reduce_scatter")
 @cuda.jit
+def scatter_with_both_ends_apart(x, inbox, arrived, y):
+    # The first step waits for nothing, and the last one sends nothing.
+    rank, ranks, t = cuda.blockIdx.x, x.shape[0], cuda.threadIdx.x
+    right, piece = 0 if rank == ranks - 1 else rank + 1, rank
+    for step in range(ranks - 1):
+        piece = piece - 1 if piece > 0 else ranks - 1
+        if step > 0:
+            wait_for(arrived, rank, step)
+        for i in range(t, x.shape[2], cuda.blockDim.x):
+            if step == 0:
+                inbox[right, step, i] = x[rank, piece, i]
+            else:
+                inbox[right, step, i] = x[rank, piece, i] + inbox[rank, step - 1, i]
+        cuda.syncthreads()
+        if t == 0:
+            cuda.threadfence()
+            cuda.atomic.add(arrived, right, 1)
+    wait_for(arrived, rank, ranks - 1)
+    for i in range(t, x.shape[2], cuda.blockDim.x):
+        total = x[rank, rank, i]
+        if ranks > 1:
+            total += inbox[rank, ranks - 2, i]
+        y[rank, i] = total
+
+
+@wrong("ring_reduce_scatter", r"writes inbox\[\d\], the memory of device \d, in line \d+, `inb")
+@cuda.jit
 def scatter_without_a_ring(x, inbox, arrived, y):
     # Each device sends every piece to the one whose it is: as many bytes, and no ring.
     rank, ranks, t = cuda.blockIdx.x, x.shape[0], cuda.threadIdx.x
@@ -122,7 +150,19 @@ mistakes("ring_reduce_scatter",
      "range(t, x.shape[2], cuda.blockDim.x)", "range(t, x.shape[2] - 1, cuda.blockDim.x)"))
 
 
-@wrong("ring_reduce_scatter", "one of .* threads writes|share the work|wrote|same work|one thread")
+@wrong("ring_reduce_scatter", r"reads x\[\d\], the memory of device \d, in line \d+, `total \+= x")
+@cuda.jit
+def scatter_by_direct_sums(x, inbox, arrived, y):
+    # Each device reads all memories: no inbox, no flag.
+    rank, ranks = cuda.blockIdx.x, x.shape[0]
+    for i in range(cuda.threadIdx.x, x.shape[2], cuda.blockDim.x):
+        total = np.float32(0)
+        for o in range(ranks):
+            total += x[(rank + o) % ranks, rank, i]
+        y[rank, i] = total
+
+
+@wrong("ring_reduce_scatter", "one of .* threads writes|share the work|the memory of device")
 @cuda.jit
 def scatter_by_device_0(x, inbox, arrived, y):
     if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
@@ -178,6 +218,7 @@ def gather_from_the_first_step_apart(part, arrived, y):
             y[right, piece, i] = y[rank, piece, i]
 
 
+WAITS = "        wait_for(arrived, rank, step)\n"
 SAID = """        cuda.syncthreads()
         if t == 0:
             cuda.threadfence()
@@ -203,10 +244,32 @@ mistakes("ring_all_gather",
     ("gather_from_part", VALUES, "= y[rank, piece, i]", "= part[rank, i]"),
     ("gather_one_step_too_few", VALUES, "range(ranks - 1)", "range(ranks - 2)"),
     ("gather_one_step_too_many", VALUES + "|race|more than one thread|same work",
-     "range(ranks - 1)", "range(ranks)"))
+     "range(ranks - 1)", "range(ranks)"),
+    ("gather_from_all_memories", r"reads part\[\d\], the memory of device \d, in line \d+, `y\[r",
+     WAITS, "", SAID, "", "= y[rank, piece, i]", "= part[piece, i]"),
+    ("gather_as_a_star", r"writes y\[\d\], the memory of device \d, in line \d+, `y\[other, rank",
+     WAITS, "", SAID, "", "piece = (rank - step)", "other = (rank + step + 1)",
+     "y[right, piece, i] = y[rank, piece, i]", "y[other, rank, i] = part[rank, i]"))
 
 
-@wrong("ring_all_gather", "one of .* threads|share the work|only ")
+@wrong("ring_all_gather", r"reads y\[\d\], the memory of device \d, in line \d+, `y\[rank, piece")
+@cuda.jit
+def gather_that_fetches(part, arrived, y):
+    # From the left neighbour's memory, which no device may read.
+    rank, ranks, t = cuda.blockIdx.x, part.shape[0], cuda.threadIdx.x
+    left = (rank - 1) % ranks
+    for step in range(ranks):
+        piece = (rank - step) % ranks
+        wait_for(arrived, rank, step)
+        for i in range(t, part.shape[1], cuda.blockDim.x):
+            y[rank, piece, i] = part[rank, i] if step == 0 else y[left, piece, i]
+        cuda.syncthreads()
+        if t == 0:
+            cuda.threadfence()
+            cuda.atomic.add(arrived, (rank + 1) % ranks, 1)
+
+
+@wrong("ring_all_gather", "one of .* threads|share the work|only |the memory of device")
 @cuda.jit
 def gather_by_device_0(part, arrived, y):
     if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
@@ -264,3 +327,22 @@ mistakes("all_reduce_cost",
     ("cost_whole_pieces", "wrong values in ring", "n_bytes / ranks /", "n_bytes // ranks /"),
     ("cost_in_milliseconds", "wrong values in|times", "1000 * gbps", "1e6 * gbps"))
 
+
+
+# ---- the fence of those who wait, in both rings ----------------------------------------------
+
+WAIT = "        wait_for(arrived, rank, step)\n"
+WAITED = r"loop on line \d+ that waits for the flag and what relies on it there is no .*fence\(\)"
+ASK = "while cuda.atomic.add(arrived, rank, 0) < step:\n"
+LOOP = f"            {ASK}                pass\n"
+FIRST, THEN = "        if t == 0:\n", "        cuda.syncthreads()\n"
+for each, short in (("ring_reduce_scatter", "scatter"), ("ring_all_gather", "gather")):
+    mistakes(each,
+        (f"{short}_waits_without_a_fence", WAITED, WAIT, FIRST + LOOP + THEN),
+        (f"{short}_fences_before_it_waits", WAITED, WAIT,
+         f"{FIRST}            cuda.threadfence()\n{LOOP}{THEN}"),
+        (f"{short}_waits_with_a_fence_of_the_block", WAITED + r" \(threadfence_block", WAIT,
+         f"{FIRST}{LOOP}            cuda.threadfence_block()\n{THEN}"))
+    # All threads look at the flag: slow, and right.
+    right(each)(changed(each, f"{short}_all_threads_ask", exercises()[each].solution, [
+        WAIT, f"        {ASK}            pass\n        cuda.threadfence()\n{THEN}"]))

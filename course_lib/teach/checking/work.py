@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from course_lib.simulator.observe.observer import Observer, pointer
+from course_lib.simulator.observe.observer import ObservedSite, Observer, pointer
 from course_lib.simulator.tracing.counts import SECTOR_BYTES
 from course_lib.teach.checking.engines import Simulator
 from course_lib.teach.checking.fences import FencedArray
 from course_lib.teach.checking.running import Attempt, Failure, Run, close
 from course_lib.teach.exercise import Case, Exercise
+from course_lib.teach.explaining.places import where
 
 #: How much more a kernel may read than the lesson's before it is told, and before it is refused.
 MORE, TOO_MUCH = 1.25, 16.0
@@ -194,9 +195,11 @@ class Work(Observer):
     steps: how often each thread loads from memory, or combines by an atomic or a shuffle.
     uses: how often "shuffles", "shared memory", "atomics" and "the tensor core" were used.
     again: counts another case, which a function makes of the exercise's cases and a number.
+    where: tells the line of a site, as `places.where`.
     """
 
     again: Callable[[Callable, int], Work]
+    where: Callable[[ObservedSite], str]
 
     def __init__(self, arrays: dict[str, FencedArray], outputs: tuple[str, ...]):
         self.launched, self.threads = [], 0
@@ -297,6 +300,7 @@ def count_work(attempt: Attempt) -> Failure | None:
     if exercise.kind == "launcher" and (failure := _made_without_kernels(attempt)):
         return failure
     run, mine = _counted(attempt, attempt.obj, attempt.largest)
+    mine.where = lambda site: where(attempt.obj, site.filename, site.line)
     _, lessons = _counted(attempt, exercise.solution, attempt.largest)
     mine.again = lambda make, number: (
         _counted(attempt, attempt.obj, make(attempt.cases, number))[1]
@@ -313,7 +317,8 @@ def count_work(attempt: Attempt) -> Failure | None:
 def _counted(attempt: Attempt, obj, case: Case) -> tuple[Run, Work]:
     engine = Simulator("forward", attempt.seed)
     run = Run(attempt.exercise, case, engine)
-    work = engine.observer = Work(run.arrays, _outputs(attempt.exercise))
+    counts = next((c.counts for c in attempt.exercise.about if hasattr(c, "counts")), Work)
+    work = engine.observer = counts(run.arrays, _outputs(attempt.exercise))
     run.execute(obj)
     return run, work
 

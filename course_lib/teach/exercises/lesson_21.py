@@ -8,10 +8,11 @@
 | all_reduce_cost | bytes, devices, latency, bandwidth | a model: latency and bytes |
 
 Arrays of the kernels are float32, but for `arrived`, an int32 for each device, 0 at first. There
-are as many pieces of a gradient as devices: x is (devices, pieces, n). The ring is that of
-Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations (2009); the
-model that of Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in
-MPICH (2005).
+are as many pieces of a gradient as devices: x is (devices, pieces, n). Row r of an array stands for
+the memory of device r: a device reads its own row, and writes to its own and to its right
+neighbour's. The ring is that of Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for
+clusters of workstations (2009); the model that of Thakur, Rabenseifner and Gropp, Optimization of
+collective communication operations in MPICH (2005).
 """
 
 import math
@@ -21,6 +22,7 @@ import numpy as np
 from course_lib import cuda, simulator
 from course_lib.teach.checking.cases import drawn, numbers
 from course_lib.teach.checking.plain import pair_of
+from course_lib.teach.checking.rings import RingAlone
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 
 # ---- joint_batch -----------------------------------------------------------------------------
@@ -166,6 +168,7 @@ RING_REDUCE_SCATTER = Exercise(
     dtype=np.float32,
     call=_with_inbox,
     once=True,
+    about=(RingAlone(),),
     repeatable=True,
     hints=(
         "Go through the table of four devices: what does device 2 send in step 0, what has come "
@@ -219,6 +222,7 @@ RING_ALL_GATHER = Exercise(
     dtype=np.float32,
     call=lambda kernel, run: _launch(kernel, run, run.part),
     once=True,
+    about=(RingAlone(),),
     repeatable=True,
     hints=(
         "In step 0 a device sends the piece that it has. What can it send in step 1?",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from course_lib.teach.checking.check import lesson_of_session
 from course_lib.teach.display import show_rich, show_table, user_facing
 from course_lib.teach.exercise import exercises, find
@@ -28,11 +30,18 @@ def hint(name: str) -> None:
         left = len(hints) - seen - 1
         parts.append(f"{left} left." if left else f"That was the last: see `solution({name!r})`.")
     plain = "\n\n".join(parts)
-    text = plain.replace("**", "").replace("```python\n", "").replace("\n```", "")
+    text = _without_marks(plain)
     # In a notebook it is behind a click: who runs cell after cell has not asked for it.
     title = "All hints" if seen == len(hints) else f"Hint {seen + 1} of {len(hints)}"
     folded = f"<details><summary>{title}: click to read</summary>\n\n{plain}\n\n</details>"
     show_rich(text, markdown=folded)
+
+
+def _without_marks(markdown: str) -> str:
+    """Return Markdown as text: without bold and fences. In code `**` is a power, and stays."""
+    prose_and_code = re.split(r"(```.*?```|`[^`]*`)", markdown, flags=re.DOTALL)
+    prose_and_code[::2] = [prose.replace("**", "") for prose in prose_and_code[::2]]
+    return "".join(prose_and_code).replace("```python\n", "").replace("\n```", "")
 
 
 def _titled(title: str, text: str) -> str:
