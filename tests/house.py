@@ -66,8 +66,8 @@ FIGURES = (
     Figure("modules that a first check loads for nothing", 12, 0),
     Figure("functions that choose in linear and softmax", 0, 0),
     Figure("kernel functions behind a way of linear or softmax", 5, 4),
-    Figure("kernel functions behind any way", 42),
-    Figure("files of device code behind a way", 48),
+    Figure("kernel functions behind any way", 43),
+    Figure("files of device code behind a way", 49),
     Figure("literal 132 in linear and softmax", 0, 0),
     Figure("literal 132 in kernels", 26),
     # Gathering convolutions and attention's way `wide` wait to be timed; draws have no slices and
@@ -76,7 +76,7 @@ FIGURES = (
     Figure("kernel objects that neither AUTO nor a lesson takes", 97, 0),
     Figure("operations that import inner files of others", 0, 0),
     Figure("kernels without a docstring of their parameters", 201),
-    Figure("lines that the formatter is told to leave", 1472),
+    Figure("lines that the formatter is told to leave", 1475),
     Figure("files of kernels over 300 lines", 7),
     # Not yet in the bar: 3,680 lines of attention, 445 of scaled_softmax, 2,150 of convolutions
     # that are gathered, joined, or products of matrices, 590 of rows off boundaries, 330 of streams

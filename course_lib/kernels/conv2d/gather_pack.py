@@ -91,27 +91,21 @@ def _packing(load_one, transpose, is_split=False):
     def pad_channels(i, x, packed, n_images, n_channels, plane, by_pixel):
         """The i-th vector of pixels, or all vectors of the i-th; neighbours read side by side."""
         n_vectors = np.int32((n_channels + vector_width(x) - 1) // vector_width(x))
-        n_pixels = np.int32(n_images * plane)
-        if i >= np.int64(n_pixels) * (n_vectors if by_pixel else np.int32(1)):
-            return
-        if by_pixel:
+        n_items = np.int64(n_images) * plane * (n_vectors if by_pixel else 1)
+        if by_pixel and i < n_items:
             pixel, vector = divided(np.int32(i), n_vectors)
             at = np.int64(pixel) * n_channels
             pad_vector(x, at, np.int64(1), packed, pixel, vector, n_vectors, n_channels)
-        else:
-            pixel = np.int32(i)
-            image, rest = divided(pixel, plane)
+        elif i < n_items:
+            image, rest = divided(np.int32(i), plane)
             at = np.int64(image) * n_channels * plane + rest
             for vector in range(AT_ONCE):
                 if vector < n_vectors:
-                    pad_vector(x, at, np.int64(plane), packed, pixel, vector, n_vectors, n_channels)
+                    pad_vector(x, at, np.int64(plane), packed, i, vector, n_vectors, n_channels)
 
     @cuda.jit(device=True)
     def pad_square(square, block, x, packed, n_images, n_channels, plane):
-        """SIDE channels of SIDE pixels, by way of shared memory: both sides have long runs.
-
-        Pixels of all images are counted through, so that small planes fill squares too.
-        """
+        """SIDE channels of SIDE pixels of any images, by shared memory: all runs are long."""
         width = np.int32(vector_width(x))
         n_vectors = np.int32((n_channels + width - 1) // width)
         n_pixels = np.int32(n_images * plane)
@@ -122,10 +116,8 @@ def _packing(load_one, transpose, is_split=False):
         at = (np.int64(image) * n_channels + channel + row) * plane + rest
         step = np.int64(plane) * ROWS
         n_left = np.int32(n_channels - channel - row) if pixel + col < n_pixels else np.int32(0)
-        loaded, values = (
-            cuda.local.array(LOADS, np.float32),
-            cuda.local.array(MAX_WIDTH, np.float32),
-        )
+        loaded = cuda.local.array(LOADS, np.float32)
+        values = cuda.local.array(MAX_WIDTH, np.float32)
         for first in range(0, SIDE, ROWS * LOADS):
             for u in range(LOADS):  # all on their way before the first is needed
                 loaded[u] = load_whole(x, at + u * step) if first + u * ROWS < n_left else ZERO
@@ -260,7 +252,8 @@ def source_and_weights(problem, z, steps, source, weight):
     in_order = in_order and problem.mode == "half" and arrays.begins_on(VECTOR_BYTES, weight, 0)
     if not in_order:
         tiles = arrays.empty((z.n_residues * z.n_columns * z.most_terms,), like=weight)
-        n_more = _blocks(arrays.size_of(tiles) * weight.dtype.itemsize)
+        n_vectors = arrays.size_of(tiles) * weight.dtype.itemsize / VECTOR_BYTES
+        n_more = math.ceil(n_vectors / BLOCK_SIZE)
     x = numbers[:2] if n_first else (weight, tiles)
     kernel = KERNELS[problem.mode]
     _launch(kernel, n_first, n_more, *x, *numbers[2:], n_first, weight, tiles, steps, z)
@@ -298,10 +291,6 @@ def _images(source, channels_last, mode=None):
             way, n_blocks = SQUARES, math.ceil(N * plane / SIDE) * math.ceil(C / SIDE)
     numbers = source, packed, *map(np.int32, (way, N, C, plane)), in_vectors
     return numbers, n_blocks
-
-
-def _blocks(n_bytes):
-    return math.ceil(n_bytes / VECTOR_BYTES / BLOCK_SIZE)
 
 
 def _launch(kernel, n_first, n_more, *arguments):

@@ -75,10 +75,11 @@ def planned(sizes_of, over_pixels, problem, chip):
     shapes, plan = shapes_for(p.mode), plan_of
     if over_pixels:
         shapes, plan = DWEIGHT_SHAPES, dweight_plan_of
-    found = [
-        plan(sizes if over_pixels else windowed(sizes, shape.n, p.mode), shape, n, ITEMSIZE[p.mode])
-        for shape in shapes for n in SPLITS if shape.shared_bytes <= chip.shared_bytes
-    ]  # fmt: skip
+    found = []
+    for shape in shapes:
+        if shape.shared_bytes <= chip.shared_bytes:
+            of_tile = sizes if over_pixels else windowed(sizes, shape.n, p.mode)
+            found += [plan(of_tile, shape, n_splits, ITEMSIZE[p.mode]) for n_splits in SPLITS]
     found = [each for each in found if each]
     if not found:
         return Refusal(f"has no tiles that fit {chip.shared_bytes:,} bytes of shared memory")
