@@ -645,3 +645,126 @@ def test_a_flag_stored_after_a_fence_and_waited_for_is_no_race():
         report = sanitized(unfenced, 2, 1, *arrays, order=order)
         assert report.kinds() == ["race-between-blocks"]
         assert all("cuda.threadfence()" in finding.message for finding in report)
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse", "random", "interleaved"])
+@pytest.mark.parametrize("before, after, reader, clean", [
+    (0, 1, 0, True), (0, 2, 0, True), (0, 0, 1, True), (0, 0, 0, False), (1, 0, 0, False),
+    (0, 3, 0, False)], ids=["fence", "system", "readers", "none", "before", "block"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_who_waits_for_a_flag_passes_a_fence_before_others_read(
+        before, after, reader, clean, nested, order):
+    @cuda.jit
+    def by_condition(flag, data, out, before, after, reader):
+        t = cuda.threadIdx.x
+        if cuda.blockIdx.x == 0:
+            data[t] = 7
+            cuda.syncthreads()
+            if t == 0:
+                cuda.threadfence()
+                cuda.atomic.add(flag, 0, 1)
+        else:
+            if t == 0:
+                if before == 1:
+                    cuda.threadfence()
+                while cuda.atomic.add(flag, 0, 0) < 1:
+                    pass
+                if after == 1:
+                    cuda.threadfence()
+                if after == 2:
+                    cuda.threadfence_system()
+                if after == 3:
+                    cuda.threadfence_block()
+            cuda.syncthreads()
+            if reader == 1:
+                cuda.threadfence()
+            out[t] = data[t]
+
+    @cuda.jit(device=True)
+    def wait(flag):
+        if cuda.threadIdx.x == 0:
+            while True:
+                seen = cuda.atomic.cas(flag, 0, -1, -1)
+                if seen >= 1:
+                    break
+
+    @cuda.jit
+    def by_break(flag, data, out, before, after, reader):
+        t = cuda.threadIdx.x
+        if cuda.blockIdx.x == 0:
+            data[t] = 7
+            cuda.threadfence()
+            cuda.syncthreads()
+            if t == 0:
+                cuda.atomic.exch(flag, 0, 1)
+        else:
+            if before == 1:
+                cuda.threadfence()
+            wait(flag)
+            if after == 1:
+                cuda.threadfence()
+            if after == 2:
+                cuda.threadfence_system()
+            if after == 3:
+                cuda.threadfence_block()
+            cuda.syncthreads()
+            if reader == 1:
+                cuda.threadfence()
+            out[t] = data[t]
+
+    kernel = by_break if nested else by_condition
+    arrays = [np.zeros(1, np.int32), np.zeros(8, np.int32), np.zeros(8, np.int32)]
+    report = sanitized(kernel, 2, 8, *arrays, before, after, reader, order=order, seed=1)
+    assert (arrays[2] == 7).all()
+    if clean:
+        assert not report, report
+        return
+    (finding,) = report
+    lines = [line_of(kernel, "data[t] = 7"), line_of(kernel, "out[t] = data[t]"),
+             line_of(wait, "cas") if nested else line_of(kernel, "while")]
+    assert finding.kind == "race-between-blocks" and finding.lines == tuple(lines)
+    assert f"the loop on line {lines[2]} that waits for the flag" in finding.message
+    assert "there is no cuda.threadfence()" in finding.message
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse", "random"])
+@pytest.mark.parametrize("stays", [False, True])
+def test_the_last_block_needs_no_fence_after_its_ticket(order, stays):
+    """NVIDIA's threadFenceReduction: a ticket is drawn once, and nobody waits for it."""
+    @cuda.jit
+    def once(x, partial, ticket, y):
+        last = cuda.shared.array(1, np.int32)
+        t = cuda.threadIdx.x
+        if t == 0:
+            partial[cuda.blockIdx.x] = x[cuda.blockIdx.x]
+            cuda.threadfence()
+            last[0] = cuda.atomic.add(ticket, 0, 1) == cuda.gridDim.x - 1
+        cuda.syncthreads()
+        if last[0] and t == 1:
+            for block in range(cuda.gridDim.x):
+                y[0] += partial[block]
+
+    @cuda.jit
+    def in_a_loop(x, partial, ticket, y):
+        item = cuda.shared.array(1, np.int32)
+        t = cuda.threadIdx.x
+        while True:
+            if t == 0:
+                cuda.threadfence()
+                item[0] = cuda.atomic.add(ticket, 0, 1)
+            cuda.syncthreads()
+            mine = item[0]
+            cuda.syncthreads()
+            if mine >= x.size:
+                break
+            if t == 0:
+                partial[mine] = x[mine]
+        if mine == x.size + cuda.gridDim.x - 1 and t == 1:
+            for k in range(x.size):
+                y[0] += partial[k]
+
+    x, y = np.ones(4, np.float32), np.zeros(1, np.float32)
+    arrays = x, np.zeros(4, np.float32), np.zeros(1, np.int32), y
+    kernel = in_a_loop if stays else once
+    report = sanitized(kernel, 4, 32, *arrays, order=order, seed=1)
+    assert not report and y[0] == 4, report

@@ -1,5 +1,8 @@
 """Barriers, warp operations, grid groups, spin loops, deadlocks, orders."""
 
+import contextlib
+import re
+
 import numpy as np
 import pytest
 
@@ -254,6 +257,58 @@ def test_endless_loops_end():
             kernel[1, 2](np.zeros(1))
         assert "endless loop" in str(caught.value)
         assert f"{__file__}:" in str(caught.value)
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse", "random", "interleaved"])
+@pytest.mark.parametrize("sanitized", [False, True])
+@pytest.mark.parametrize("more, end", [
+    (0, ""), (1, "none of them changes|for ever|iterations passed|did not all leave")])
+def test_all_threads_of_a_block_may_wait(order, sanitized, more, end):
+    @cuda.jit
+    def kernel(arrived, out, more):
+        block, t = cuda.blockIdx.x, cuda.threadIdx.x
+        right = (block + 1) % cuda.gridDim.x
+        for step in range(cuda.gridDim.x):
+            while cuda.atomic.add(arrived, block, 0) < step + more:
+                pass
+            cuda.threadfence()
+            cuda.syncthreads()
+            if t == 0:
+                cuda.threadfence()
+                cuda.atomic.add(arrived, right, 1)
+        out[block, t] = 1
+
+    arrived, out = np.zeros(6, np.int32), np.zeros((6, 256), np.int32)
+    told = ""
+    with simulator.options(order=order, seed=1, max_steps=25_000), contextlib.ExitStack() as stack:
+        report = stack.enter_context(simulator.sanitize()) if sanitized else []
+        try:
+            kernel[6, 256](arrived, out, more)
+        except Deadlock as error:
+            told = str(error)
+    told = told or "\n".join(map(str, report))
+    assert re.search(end, told) if end else (out == 1).all() and not told, told
+
+
+def test_waiting_in_vain_is_told_apart_from_long_work():
+    """One thread waits while another goes round and round: not all wait."""
+    @cuda.jit
+    def kernel(flag, out):
+        if cuda.threadIdx.x == 0:
+            while cuda.atomic.add(flag, 0, 0) == 0:
+                cuda.nanosleep(20)
+        else:
+            n, steps = 27, 0
+            while n != 1:
+                n = n // 2 if n % 2 == 0 else 3 * n + 1
+                steps += 1
+            out[0] = steps
+            cuda.atomic.add(flag, 0, 1)
+
+    out = np.zeros(1, np.int32)
+    with simulator.options(max_steps=2000):
+        kernel[1, 2](np.zeros(1, np.int32), out)
+    assert out[0] == 111
 
 
 def test_long_loops_are_not_endless():

@@ -9,6 +9,9 @@ from course_lib.simulator.cuda_api.cluster import Cluster
 from course_lib.simulator.engine.report import annotate, describe_waiting
 from course_lib.simulator.engine.scheduler import Block
 
+#: Rounds of the whole grid in which threads only ask and nothing changes, until they are given up.
+ROUNDS_IN_VAIN = 3
+
 
 class Launch:
     """One launch of a program over a grid."""
@@ -23,7 +26,8 @@ class Launch:
         self.order, self.max_steps = options.order, options.max_steps
         self.progress, self.float_error = options.progress, options.float_error
         self.random = random.Random(options.seed) if options.order == "random" else None
-        self.steps = 0
+        self.steps = self.in_vain = 0
+        self.moved = False
         self.active = []
 
     def ordered(self, items):
@@ -147,11 +151,15 @@ class Launch:
                 block.ready, block.spinning = block.spinning, []
         else:
             self.fail_deadlock()
+        self.moved = False
         for cluster in dict.fromkeys(block.cluster for block in active):
             for block in cluster.blocks:
                 block.patience = 0
             self.advance(cluster)
         active[:] = [block for block in active if block.live]
+        self.in_vain = 0 if self.moved else self.in_vain + 1
+        if active and self.in_vain == ROUNDS_IN_VAIN:
+            self.fail_in_vain()
 
     def release_grid(self, active):
         """Every live thread of the grid has arrived: let them go on."""
@@ -162,6 +170,12 @@ class Launch:
         """Raise Deadlock, naming who waits where."""
         raise errors.Deadlock(
             f"deadlock in {self.name}: no thread can go on.\n{describe_waiting(self.active)}")
+
+    def fail_in_vain(self):
+        """Raise Deadlock for threads that wait for memory which nobody is left to change."""
+        raise errors.Deadlock(
+            f"endless loop in {self.name}: all threads that are left wait, and none of them "
+            f"changes what they wait for.\n{describe_waiting(self.active)}")
 
     def fail_endless(self):
         """Raise Deadlock for loops past the step budget."""

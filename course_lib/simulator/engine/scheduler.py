@@ -2,8 +2,8 @@
 
 A thread is either a plain call (a kernel that never waits), a generator or a greenlet. The last
 two look the same from here: `thread.resume(value)` runs it until it waits, and returns what it
-waits for; StopIteration says that it has finished. What it waits for is `BARRIER`, `SPIN`, or a
-tuple whose first item is called as `handler(block, thread, operation)`.
+waits for; StopIteration says that it has finished. What it waits for is `BARRIER`, `SPIN`, `POLL`,
+or a tuple whose first item is called as `handler(block, thread, operation)`.
 """
 
 import contextvars
@@ -29,7 +29,9 @@ class _Wait:
 
 
 BARRIER = _Wait("cuda.syncthreads()")
-SPIN = _Wait("a loop that waits for memory to change")
+SPIN = _Wait("a loop that may wait for memory to change")
+#: After each round of a loop that asks memory the same again and does nothing else.
+POLL = _Wait("a loop that only waits for memory to change")
 
 
 def pause(block, thread, op):
@@ -145,12 +147,12 @@ class Block:
     def advance(self):
         """Run until no thread of this block can go on without another block."""
         launch = self.launch
-        thread = None
+        thread, in_vain = None, False
         try:
             while True:
                 while self.ready:
                     ready, self.ready = self.ready, []
-                    arrive = self.barrier.append
+                    arrive, asked = self.barrier.append, 0
                     for thread in ready:
                         try:
                             op = thread.resume(thread.value)
@@ -165,15 +167,26 @@ class Block:
                             launch.steps += SPIN_STRIDE
                             if launch.steps > launch.max_steps:
                                 launch.fail_endless()
+                        elif op is POLL:
+                            thread.op = op
+                            self.spinning.append(thread)
+                            asked += 1
                         else:
                             thread.op = op
                             op[0](self, thread, op)
                     if self.barrier and len(self.barrier) == self.live:
                         self.release_barrier()
+                    if asked:
+                        launch.steps += SPIN_STRIDE + asked // 8
+                        if launch.steps > launch.max_steps:
+                            launch.fail_endless()
+                    in_vain = asked == len(ready)
+                    launch.moved |= not in_vain
                 if self.gather_active():
                     continue
-                if not self.spinning or self.patience == 0:
-                    return
+                if not self.spinning or self.patience == 0 or (
+                        in_vain and asked == len(self.spinning)):
+                    return  # nothing in this block changes what its threads wait for
                 self.patience -= 1
                 self.ready, self.spinning = self.spinning, []
         except errors.SimulatorError:

@@ -20,7 +20,8 @@ class ObservedThread(Thread):
 
     # The second line is the sanitizer's.
     __slots__ = ("o", "at", "left_at", "caller", "calls", "where",
-                 "stamp", "floor", "low", "many", "slot", "known", "told", "pending", "__dict__")
+                 "stamp", "floor", "low", "many", "slot", "known", "told", "pending", "unfenced",
+                 "asked_at", "__dict__")
 
     def __init__(self, tx, ty, tz, tid, block):
         super().__init__(tx, ty, tz, tid, block)

@@ -101,6 +101,8 @@ class ObservedSite:
     relaxed : bool
         True for loads that a loop waits on, for stores right after a fence, and for atomics whose
         answer is used.
+    polled : bool
+        True for loads and atomics that a loop waits on.
     """
 
     number: int
@@ -114,6 +116,7 @@ class ObservedSite:
     end_line: int
     end_col: int
     relaxed: bool = False
+    polled: bool = False
 
     @property
     def source(self):

@@ -36,6 +36,7 @@ from course_lib.simulator.rewrite.tree import (
     walk,
 )
 from course_lib.simulator.rewrite.tree import name as _name
+from course_lib.simulator.rewrite.turns import is_sleep, only_waits
 
 #: what a twin does as Python does it
 _COUNTED = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Constant)
@@ -300,8 +301,21 @@ class Emitter(Arithmetic, Subscripts, Transformer):
     # -- loops ---------------------------------------------------------------------------------
 
     def visit_While(self, node):
+        if only_waits(node, self.static):
+            return self.take_turns(node)
         counts = self.facts.counts(node) and not self.uses_exchange(node)
         return self.count_iterations(node, counts)
+
+    def take_turns(self, node):
+        """Let other threads run after each round of a loop that only waits."""
+        node.body = [part for part in node.body if not is_sleep(part, self.static)] or [ast.Pass()]
+        self.generic_visit(node)
+        pause = ast.Expr(self.wait(self.bind(scheduler.POLL, "poll"), node))
+        for part in walk(pause):
+            ast.copy_location(part, node.test)
+        node.body = [pause, *(ast.copy_location(part, node.test) if isinstance(part, ast.Pass)
+                              else part for part in node.body)]
+        return node
 
     def visit_For(self, node):
         if self.uses_exchange(node):

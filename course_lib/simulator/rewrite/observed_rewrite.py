@@ -19,6 +19,7 @@ from course_lib.simulator.rewrite.resolve import is_twin
 from course_lib.simulator.rewrite.subscripts import loaded
 from course_lib.simulator.rewrite.tree import THREAD, chain, located, nodes_of, walk
 from course_lib.simulator.rewrite.tree import name as _name
+from course_lib.simulator.rewrite.turns import asks
 
 
 class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
@@ -37,7 +38,7 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
 
     # -- sites -----------------------------------------------------------------------------------
 
-    def number(self, node, kind, array="", relaxed=False):
+    def number(self, node, kind, array="", relaxed=False, polled=False):
         """The expression that gives the number of the site at `node`."""
         if self.is_twin:
             return chain(f"{THREAD}.caller")
@@ -65,6 +66,7 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
                     node.end_lineno,
                     node.end_col_offset,
                     relaxed,
+                    polled,
                 )
             )
         return ast.Constant(sites[key])
@@ -81,7 +83,7 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         if not isinstance(node.ctx, ast.Load) or _is_shape(node.value):
             return self.generic_visit(node)
         relaxed = id(node) in self.polled
-        number = self.number(node, "load", ast.unparse(node.value), relaxed)
+        number = self.number(node, "load", ast.unparse(node.value), relaxed, polled=relaxed)
         array, index = self.visit(node.value), self.visit_index(node.slice)
         if relaxed:
             return self.act("relaxed_load", number, array, index, at=node)
@@ -246,7 +248,8 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         kind = {"load_many": "load", "load_cluster": "load", "store_many": "store"}.get(
             primitive.access, primitive.access
         )
-        number = self.number(node, kind, array, relaxed)
+        polled = id(node) in self.polled and (hinted or asks(node, self.static))
+        number = self.number(node, kind, array, relaxed, polled)
         # Keyword arguments of these are rare: the primitive itself sorts them out.
         positional = [*node.args, *(keyword.value for keyword in node.keywords)]
         arguments = [self.visit(argument) for argument in positional]
@@ -278,7 +281,8 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         return self.act("called", before, call, at=node)
 
     def wait(self, operation, node):
-        if isinstance(operation, ast.Name) and (self.namespace.get(operation.id) is scheduler.SPIN):
+        turns = scheduler.SPIN, scheduler.POLL
+        if isinstance(operation, ast.Name) and self.namespace.get(operation.id) in turns:
             return super().wait(operation, node)
         primitive = self.static(node.func) if isinstance(node, ast.Call) else None
         name = primitive.name if isinstance(primitive, Primitive) else "grid.sync"
@@ -305,7 +309,8 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
             return self.count_rounds(node, super().visit_While)
         array = getattr(reads[0], "value", None)
         text = ast.unparse(array) if array is not None else ""
-        number = self.number(reads[0], "load", text, id(reads[0]) in self.polled)
+        polled = id(reads[0]) in self.polled
+        number = self.number(reads[0], "load", text, polled, polled)
         array = _name(array.id) if isinstance(array, ast.Name) else ast.Constant(None)
         told = ast.Expr(self.act("endless_poll", number, array, at=reads[0]))
         made = super().visit_While(node)

@@ -217,7 +217,7 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
                 offsets = ()
             for offset in offsets:
                 shadow = self.shadow_of(array)
-                self.acquire(thread, shadow, offset // shadow.granule)
+                self.acquire(thread, number, shadow, offset // shadow.granule)
         return self.load(thread, number, array, index)
 
     def relaxed_store(self, thread, number, array, index, value):
@@ -249,9 +249,10 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
         memory = array.memory
         shadow = memory.shadow
         for place in places:
-            self.acquire(thread, shadow, place)
+            self.acquire(thread, number, shadow, place)
             self.note_atomic(thread, number, memory, shadow, place, index)
-            self.release(thread, shadow, place)
+            if operation.__name__ != "add" or args[-1] != 0:  # else nobody sees that it was there
+                self.release(thread, shadow, place)
         return operation(array, *args)
 
     # -- where an access falls -------------------------------------------------------------------

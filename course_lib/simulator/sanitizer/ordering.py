@@ -12,7 +12,9 @@ or not. A cache hint makes no difference. Before each other come:
 - what a thread did before a fence and then a relaxed write, and what another thread does after it
   has seen that write (or a later atomic there) with a relaxed read and passed a fence or a block
   barrier; of a plain store, the store itself too. `threadfence_block` reaches threads of its own
-  block alone;
+  block alone. Where a loop waited for what it read, no barrier takes the place of the fence: the
+  thread that left the loop must pass one, and of another block's writes one for the device, or
+  else each reader after the barrier must;
 - what atomics did to an element before an atomic whose answer a thread uses, and that thread's
   plain store there: the last block resets the counter that told it so;
 - and whatever follows from these together.
@@ -35,10 +37,34 @@ from course_lib.simulator.sanitizer.shadow import (
     SEVERAL,
     THREAD_AT,
     learn,
+    learn_all,
     thread_key,
 )
 
 _NOTHING = {}
+
+
+def covers(known, stamp):
+    """True if whoever knows `known` knows of the access `stamp`."""
+    clock = known.get(thread_key(stamp))
+    if clock is not None and (stamp >> CLOCK_AT & CLOCK_MASK) < clock:
+        return True
+    epoch = known.get(-(stamp >> BLOCK_AT))
+    return epoch is not None and (stamp >> EPOCH_AT & EPOCH_MASK) < epoch
+
+
+def all_told(tellers):
+    """What several threads tell, as one; None if there are none."""
+    if len(tellers) < 2:
+        return tellers[0] if tellers else None
+    joined = {}  # what is joined -> the result, which is often that of several reaches
+    told = {}
+    for reach in {reach: None for told in tellers for reach in told}:
+        parts = tuple({id(told[reach]): None for told in tellers if reach in told})
+        if parts not in joined:
+            joined[parts] = learn_all([told[reach] for told in tellers if reach in told])
+        told[reach] = joined[parts]
+    return told
 
 
 class Ordering:
@@ -55,6 +81,7 @@ class Ordering:
                            for site in self.launch.sites) or self.uses_flags or (
             self.launch.program.greenlets or self.launch.program.interleaved
             or self.launch.cluster > 1)
+        self.polls = any(site is not None and site.polled for site in self.launch.sites)
 
     def number_block(self, block):
         """Give a block, or a block after a grid barrier, its number in stamps."""
@@ -68,6 +95,7 @@ class Ordering:
             thread.stamp = floor | thread.tid << THREAD_AT
             thread.slot = number
             thread.known, thread.told, thread.pending = _NOTHING, None, None
+            thread.unfenced, thread.asked_at = None, 0
 
     def in_order(self, thread, stamp):
         """True if the access `stamp` comes before what `thread` does now."""
@@ -77,14 +105,7 @@ class Ordering:
         key = thread_key(stamp)
         if key == thread_key(thread.stamp):
             return True
-        known = thread.known
-        if known:
-            clock = known.get(key)
-            if clock is not None and (stamp >> CLOCK_AT & CLOCK_MASK) < clock:
-                return True
-            epoch = known.get(-block)
-            return epoch is not None and (stamp >> EPOCH_AT & EPOCH_MASK) < epoch
-        return False
+        return bool(thread.known) and covers(thread.known, stamp)
 
     def all_done(self, thread):
         """What others know when they know of everything that `thread` has done and knows."""
@@ -98,21 +119,22 @@ class Ordering:
     def pass_barrier(self, threads):
         """`threads`, all live ones of a block, have met."""
         if self.precise:
-            known, told = _NOTHING, None
+            known, tellers = _NOTHING, {}
             for thread in threads:
                 if thread.pending:
                     thread.known, thread.pending = learn(thread.known, thread.pending), None
                 if thread.known is not known:
                     known = learn(known, thread.known)
-                if thread.told and thread.told is not told:
-                    # All fenced, then met: any of them may tell of it.
-                    told = thread.told if told is None else {
-                        reach: learn(told.get(reach, _NOTHING), thread.told.get(reach))
-                        for reach in {*told, *thread.told}}
+                if thread.told:
+                    tellers[id(thread.told)] = thread.told
+            # All fenced, then met: any of them may tell of it.
+            told = all_told(list(tellers.values()))
             if known:
                 own = threads[0].slot  # the epoch says it all about this block
                 known = {key: count for key, count in known.items()
                          if -key != own and (key < 0 or key >> 11 != own)} or _NOTHING
+            if self.polls:
+                self.share_unfenced(threads, known)
             for thread in threads:
                 thread.known, thread.told = known, told
                 thread.stamp += ONE_EPOCH
@@ -135,6 +157,8 @@ class Ordering:
             met[thread_key(stamp)] = (stamp >> CLOCK_AT & CLOCK_MASK) + 1
             thread.stamp += ONE_CLOCK
         known = learn(known, met)
+        if self.polls:
+            self.share_unfenced(threads, known)
         for thread in threads:
             thread.known = known
 
@@ -146,9 +170,24 @@ class Ordering:
             known = learn(known, threads[0].known)
             met[-threads[0].slot] = threads[0].stamp >> EPOCH_AT & EPOCH_MASK
         known = learn(known, met)
+        if self.polls:
+            self.share_unfenced([thread for threads in groups for thread in threads], known)
         for threads in groups:
             for thread in threads:
                 thread.known = known
+
+    @staticmethod
+    def share_unfenced(threads, known):
+        """What one of `threads` has seen of a flag without a fence since, all have seen so."""
+        unfenced, asked_at = None, 0
+        for thread in threads:
+            if thread.unfenced and thread.unfenced is not unfenced:
+                unfenced, asked_at = learn(unfenced, thread.unfenced), thread.asked_at
+        if unfenced:
+            unfenced = {key: count for key, count in unfenced.items()
+                        if known.get(key, 0) < count}
+        for thread in threads:
+            thread.unfenced, thread.asked_at = unfenced, asked_at
 
     def pass_grid(self, threads):
         """All live threads of the grid have met: everything before comes before."""
@@ -162,15 +201,23 @@ class Ordering:
         """A fence: what was seen before it is known now; what was done can be told."""
         if thread.pending:
             thread.known, thread.pending = learn(thread.known, thread.pending), None
-        reach = thread.slot if scope == "block" else None
-        thread.told = {**(thread.told or {}), reach: self.all_done(thread)}
+        done = {thread.slot: self.all_done(thread)} if scope == "block" else {}
+        if scope != "block":
+            if thread.unfenced:
+                thread.known, thread.unfenced = learn(thread.known, thread.unfenced), None
+            done[None] = self.all_done(thread)
+            if self.polls:
+                done[thread.slot] = done[None]  # for its own block such a fence is one, too
+        thread.told = {**(thread.told or {}), **done}
         thread.stamp += ONE_CLOCK
 
-    @staticmethod
-    def acquire(thread, shadow, place):
+    def acquire(self, thread, number, shadow, place):
         """A relaxed read: after a fence, the thread will know what was told here."""
         told = shadow.released.get(place)
-        if told:
+        if told and self.sites[number].polled:
+            thread.pending = learn(thread.pending, told.get(thread.slot))
+            thread.unfenced, thread.asked_at = learn(thread.unfenced, told.get(None)), number
+        elif told:
             for reach in (None, thread.slot):
                 if reach in told:
                     thread.pending = learn(thread.pending, told[reach])

@@ -92,8 +92,11 @@ class RaceSentences:
         return (f"if both should run it, read it into a name first, then write it, and between "
                 f"the two put {barrier}")
 
-    def race_between(self, sides, element, one_cluster):
-        """The sentence about threads of two blocks, of one cluster or not."""
+    def race_between(self, sides, element, one_cluster, polled):
+        """The sentence about threads of two blocks, of one cluster or not.
+
+        `polled` is where a loop waited for a flag that told of the first, with no fence since.
+        """
         (first, site, _, one), (second, other, _, two) = sides
         head = f"blocks {one} and {two} race on {element}: "
         if self.is_update(site, other):
@@ -101,14 +104,20 @@ class RaceSentences:
                 return (f"{head}line {site.line} {_LOST}put cuda.threadfence() after taking the "
                         f"lock and before giving it up, or use cuda.atomic.add or its kin")
             return f"{head}line {site.line} {_LOST}use cuda.atomic.add or its kin"
+        lines = (f"line {site.line} {first}s it in one while it {second}s it in the other"
+                 if site.line == other.line else
+                 f"line {site.line} {first}s it while line {other.line} {second}s it")
+        if polled and not (site.relaxed and other.relaxed):
+            own = any("threadfence_block" in each.text for each in self.known_sites)
+            return (f"{head}{lines}, and between the loop on line {polled.line} that waits for the "
+                    f"flag and what relies on it there is no cuda.threadfence()"
+                    f"{' (threadfence_block reaches its own block alone)' * own}; put it after "
+                    f"that loop, before any barrier, in the thread that looks at the flag")
         if first == second == "write" and site is other:
             return (f"{head}line {site.line} writes it in both, and the last one wins; give each "
                     f"block its own elements, or use an atomic")
         if element.startswith("global ") and site.kind == other.kind == "store":
             return f"{head}{self.two_stores(site, other)}; {_same_element(site, other, 'blocks')}"
-        lines = (f"line {site.line} {first}s it in one while it {second}s it in the other"
-                 if site.line == other.line else
-                 f"line {site.line} {first}s it while line {other.line} {second}s it")
         if site.relaxed and other.relaxed and {site.kind, other.kind} == {"store", "atomic"}:
             store, atomic = (site, other) if site.kind == "store" else (other, site)
             return (f"{head}line {store.line} stores to it while line {atomic.line} updates it "

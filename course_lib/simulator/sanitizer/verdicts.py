@@ -12,6 +12,7 @@ from course_lib.simulator.sanitizer.findings import (
     index_of,
     name_of,
 )
+from course_lib.simulator.sanitizer.ordering import covers
 from course_lib.simulator.sanitizer.races import RaceSentences, made_to_meet
 from course_lib.simulator.sanitizer.shadow import (
     BLOCK_AT,
@@ -83,18 +84,23 @@ class Verdicts(RaceSentences):
         if what == ("read", "write"):
             sides.reverse()  # the write is named first
 
+        polled = None  # where a flag told of it, and no fence followed
+        if not same_block and thread.unfenced and covers(thread.unfenced, stamp):
+            polled = self.sites[thread.asked_at]
+
         def sentence():
             element = f"{memory.space} `{self.element(number, memory, index)}`"
             if same_block:
                 return self.race_in_block(sides, element, stamp)
             if memory.space == "shared":
                 element += f" of block {name_of(memory.owner.index, self.launch.grid_dim)}"
-            return self.race_between(sides, element, self.in_one_cluster(other_block,
-                                                                         thread.b.index))
+            return self.race_between(sides, element, self.in_one_cluster(
+                other_block, thread.b.index), polled)
 
         self.report(key, kind, site, (sides[0][2], sides[1][2]),
                     (Pair((sides[0][3], sides[1][3])) if not same_block else thread.b.index),
-                    sentence, (sides[0][1].line, sides[1][1].line))
+                    sentence, tuple(each.line for each in (sides[0][1], sides[1][1], polled)
+                                    if each))
 
     def thread_at(self, stamp):
         """The index of the thread of a stamp."""

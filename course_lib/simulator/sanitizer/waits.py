@@ -262,6 +262,11 @@ class Waits:
             if not title or may_wait(loop):
                 message += (", and if it waits for another thread, let that one run and write "
                             "what it waits for")
+            if not title and plural(names) and "iterations passed" in text:  # it may end yet
+                message = (f"{threads_text(names)} of block {block} did not all leave the loop on "
+                           f"line {line} within {launch.max_steps:,} rounds of all threads; let "
+                           f"one thread look at the flag while the others wait at a barrier, and "
+                           f"let another thread write what it waits for")
         else:
             message = (f"{threads_text(names)} of block {block} wait{_s(same)} on line {line} and "
                        f"nobody can let them go on; let all the threads it waits for reach it")
