@@ -51,19 +51,29 @@ def a_kernel_has_run():
     warm_up()
 
 
-USUAL = 0.135  # seconds for `slowness`' loop on a laptop's core that nothing else slows down
+#: Seconds for `slowness`' two loops on a laptop's core that nothing else slows down.
+USUAL = 0.135, 0.048
 
 
 def slowness():
-    """How many times as long as usual this core takes now, at least 1: neighbours share it."""
+    """How many times as long as usual this core takes now, at least 1: neighbours share it.
+
+    They take caches, too: numbers as objects, which the simulator is made of, may suffer more.
+    """
     begin, total = time.process_time(), 0
     for i in range(2_000_000):
         total += i % 7 * i
-    return max(1, (time.process_time() - begin) / USUAL)
+    between, memory, threads = time.process_time(), {}, [np.float32(t) for t in range(2048)]
+    for i in range(24):
+        for t, x in enumerate(threads):
+            threads[t] = memory[t, i] = x * np.float32(1) + np.float32(i)
+    return max(1, (between - begin) / USUAL[0], (time.process_time() - between) / USUAL[1])
 
 
 @pytest.mark.parametrize("name", exercises())
-def test_solution_passes_within_two_seconds(name, a_kernel_has_run, capsys):
+def test_solution_passes_within_two_seconds(name, a_kernel_has_run, capsys, monkeypatch):
+    # A check that its limit stops begins again, and would count twice on a slow machine.
+    monkeypatch.setattr("course_lib.teach.checking.check.TIME_LIMIT", 60)
     seconds = []
     while not seconds or min(seconds) >= 2 and len(seconds) < 3:  # again, on a busy machine
         begin = time.process_time()
