@@ -328,21 +328,19 @@ mistakes("all_reduce_cost",
     ("cost_in_milliseconds", "wrong values in|times", "1000 * gbps", "1e6 * gbps"))
 
 
-
 # ---- the fence of those who wait, in both rings ----------------------------------------------
 
-WAIT = "        wait_for(arrived, rank, step)\n"
 WAITED = r"loop on line \d+ that waits for the flag and what relies on it there is no .*fence\(\)"
 ASK = "while cuda.atomic.add(arrived, rank, 0) < step:\n"
 LOOP = f"            {ASK}                pass\n"
 FIRST, THEN = "        if t == 0:\n", "        cuda.syncthreads()\n"
 for each, short in (("ring_reduce_scatter", "scatter"), ("ring_all_gather", "gather")):
     mistakes(each,
-        (f"{short}_waits_without_a_fence", WAITED, WAIT, FIRST + LOOP + THEN),
-        (f"{short}_fences_before_it_waits", WAITED, WAIT,
+        (f"{short}_waits_without_a_fence", WAITED, WAITS, FIRST + LOOP + THEN),
+        (f"{short}_fences_before_it_waits", WAITED, WAITS,
          f"{FIRST}            cuda.threadfence()\n{LOOP}{THEN}"),
-        (f"{short}_waits_with_a_fence_of_the_block", WAITED + r" \(threadfence_block", WAIT,
+        (f"{short}_waits_with_a_fence_of_the_block", WAITED + r" \(threadfence_block", WAITS,
          f"{FIRST}{LOOP}            cuda.threadfence_block()\n{THEN}"))
     # All threads look at the flag: slow, and right.
     right(each)(changed(each, f"{short}_all_threads_ask", exercises()[each].solution, [
-        WAIT, f"        {ASK}            pass\n        cuda.threadfence()\n{THEN}"]))
+        WAITS, f"        {ASK}            pass\n        cuda.threadfence()\n{THEN}"]))
