@@ -94,8 +94,11 @@ def _in_parts(plan, n_splits, in_cluster):
 
 
 @functools.lru_cache(maxsize=4096)
-def best(problem, chip, may_split=True):
-    """The fastest `Plan`; one that does not split k, unless it `may_split`."""
+def best(problem, chip, may_split=True, long_parts=True):
+    """The fastest `Plan`; one that does not split k, unless it `may_split`.
+
+    Without `long_parts`, a long k alone does not keep large tiles.
+    """
     M, N, K, itemsize, mode, sources, _ = problem
     k_size, clusters = K_BYTES // itemsize, chip.capability >= CLUSTERS
     found, most = None, 0
@@ -111,7 +114,7 @@ def best(problem, chip, may_split=True):
         if shape.m > 128 and rounds < FULL * math.ceil(rounds):
             continue
         most_parts = PARTS_FIRST
-        if clusters and mode != "split":
+        if clusters and long_parts and mode != "split":
             most_parts = max(PARTS_FIRST, min(MOST_IN_CLUSTER, math.ceil(K / k_size) // LONG_PARTS))
         most_parts = (MOST_SPLITS if is_last else most_parts) if may_split else 1
         most_parts = min(most_parts, chip.multiprocessors // n_tiles)

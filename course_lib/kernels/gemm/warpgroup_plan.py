@@ -132,8 +132,11 @@ def block_cost(shape, problem):
 
 
 def others_cost(problem, chip):
-    """What it takes `tensor_core` with small tiles; with large ones, always longer than here."""
-    found = plan.best(problem, chip)
+    """What it takes `tensor_core` with small tiles; with large ones, always longer than here.
+
+    Large tiles whose clusters share a long k take no longer than the small ones would.
+    """
+    found = plan.best(problem, chip, long_parts=False)
     if found.shape.m not in OTHERS:
         return math.inf
     step, once = OTHERS[found.shape.m]
