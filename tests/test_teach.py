@@ -52,7 +52,7 @@ def a_kernel_has_run():
     warm_up()
 
 
-#: Calls of Python functions in 2 seconds of a check on a laptop's core: 6.0 to 6.9 million a second.
+#: Calls of Python functions in 2 seconds of a check on a laptop: 6.0 to 6.9 million a second.
 CALLS = 12_500_000
 MOST_SECONDS = 10  # even on a machine that others slow down
 

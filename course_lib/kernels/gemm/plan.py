@@ -95,10 +95,7 @@ def _in_parts(plan, n_splits, in_cluster):
 
 @functools.lru_cache(maxsize=4096)
 def best(problem, chip, may_split=True, long_parts=True):
-    """The fastest `Plan`; one that does not split k, unless it `may_split`.
-
-    Without `long_parts`, a long k alone does not keep large tiles.
-    """
+    """The fastest `Plan`, which `may_split` k, and may have large tiles for `long_parts` of it."""
     M, N, K, itemsize, mode, sources, _ = problem
     k_size, clusters = K_BYTES // itemsize, chip.capability >= CLUSTERS
     found, most = None, 0

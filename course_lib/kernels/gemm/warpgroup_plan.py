@@ -132,13 +132,10 @@ def block_cost(shape, problem):
 
 
 def others_cost(problem, chip):
-    """What it takes `tensor_core` with small tiles; with large ones, always longer than here.
-
-    Large tiles whose clusters share a long k take no longer than the small ones would.
-    """
+    """What it takes `tensor_core` with small tiles; large ones for a long k take no longer."""
     found = plan.best(problem, chip, long_parts=False)
     if found.shape.m not in OTHERS:
-        return math.inf
+        return math.inf  # other large tiles always take longer than `wgmma`
     step, once = OTHERS[found.shape.m]
     n_tiles = n_blocks(found.shape, problem.M, problem.N)
     rounds = math.ceil(n_tiles * found.n_splits / chip.multiprocessors)
