@@ -13,10 +13,15 @@ import numpy as np
 
 from course_lib.runtime.intrinsics import twins
 
+CERTAIN = 1 << 15  # what is smaller overflows in no 16-bit type
+
 
 def _as_pair(like, low, high):
+    pair = np.array((low, high), np.float32)
+    if -CERTAIN < low < CERTAIN and -CERTAIN < high < CERTAIN:
+        return pair.astype(like.dtype).view(np.uint32)[0]
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.array([low, high], np.float32).astype(like.dtype).view(np.uint32)[0]
+        return pair.astype(like.dtype).view(np.uint32)[0]
 
 
 #: Name of an intrinsic -> what it does in the simulator.

@@ -348,9 +348,7 @@ def like(value, kind):
 
 
 def as_element(array, value):
-    """`value`, converted if it is a float and `array` one of integers."""
-    if value.__class__ not in FLOATS:
-        return value
+    """`value`, a float, converted if `array` is one of integers."""
     dtype = getattr(array, "dtype", None)
     return value if dtype is None or dtype.kind not in "iu" else cast(dtype.type)(value)
 

@@ -154,6 +154,8 @@ def shared_array_here(thread, shape, dtype, alignment=None):
 
 def local_array(shape, dtype, alignment=None):
     """A thread's own array, uninitialised."""
+    if shape.__class__ is int and dtype.__class__ is type and shape >= 0:  # as most often
+        return poisoned(shape, np.dtype(dtype))
     return poisoned(static_shape(shape, "cuda.local.array"), as_dtype(dtype))
 
 

@@ -35,11 +35,13 @@ def elements(array, index):
     offset = array.start
     if len(parts) == len(shape):
         for part, size, stride in zip(parts, shape, strides, strict=True):
-            if not isinstance(part, (int, np.integer)):
-                break
+            if part.__class__ is not int:
+                if not isinstance(part, (int, np.integer)):
+                    break
+                part = int(part)
             if not 0 <= part < size:
                 raise IndexError("negative index" if part < 0 else "index out of range")
-            offset += int(part) * stride
+            offset += part * stride
         else:
             return (offset,), array.itemsize
     check_index(array, index)
@@ -267,8 +269,12 @@ def is_view(array, index):
         return True
     if type(index) is not tuple:
         return array.ndim > 1 or isinstance(index, slice) or index is Ellipsis
-    return len(index) < array.ndim or any(
-        isinstance(part, slice) or part is Ellipsis for part in index)
+    if len(index) < array.ndim:
+        return True
+    for part in index:
+        if part.__class__ is not int and (isinstance(part, slice) or part is Ellipsis):
+            return True
+    return False
 
 
 def part_of(array, index):

@@ -18,10 +18,10 @@ class ObservedThread(Thread):
     the same of the site it last waited at.
     """
 
-    # The second line is the sanitizer's.
+    # What follows the first line is the sanitizer's.
     __slots__ = ("o", "at", "left_at", "caller", "calls", "where",
-                 "stamp", "floor", "low", "many", "slot", "known", "told", "pending", "unfenced",
-                 "asked_at", "__dict__")
+                 "stamp", "floor", "low", "many", "slot", "key", "known", "told", "pending",
+                 "unfenced", "asked_at", "__dict__")
 
     def __init__(self, tx, ty, tz, tid, block):
         super().__init__(tx, ty, tz, tid, block)

@@ -159,14 +159,14 @@ class Watched(np.ndarray):
     """An array in observed memory: `memory` is its allocation, `start` its first byte there,
     `declared` the number of the site that declared it, if a kernel did.
 
-    `one` and `two` belong to the execution: what it keeps about this very view, if that has one
-    dimension or two.
+    `granule`, `one` and `two` belong to the execution: what it keeps about this very view, the last
+    ones if that has one dimension or two.
     """
 
     memory = None
     declared = 0
     _start = None
-    one = two = None
+    granule = one = two = None
 
     def __array_finalize__(self, source):
         if source is not None and source.__class__ is Watched:

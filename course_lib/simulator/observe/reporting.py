@@ -27,8 +27,11 @@ class Reporting(Execution):
                      if hasattr(observer, f"on_{hook}")]
             setattr(self, f"on_{hook}", found)
         # What nobody listens to goes straight to what carries it out.
+        on_wait = (self.on_barrier, self.on_warp_op, self.on_cluster_barrier,
+                   self.on_grid_barrier)
         for hooks, names in ((self.on_load, LOADS), (self.on_store, STORES),
-                             (self.on_branch, ("branch", "loop"))):
+                             (self.on_branch, ("branch", "loop")), (any(on_wait), ["wait"]),
+                             (self.on_atomic, ["atomic"]), (self.on_fence, ["fence"])):
             if not hooks:
                 for name in names:
                     setattr(self, name, getattr(inner, name))

@@ -18,7 +18,7 @@ from course_lib.simulator.rewrite.kinds import (
     whole_bits,
 )
 from course_lib.simulator.rewrite.number_types import CLASSES, COMPARISONS, signature, unified
-from course_lib.simulator.rewrite.resolve import UNRESOLVED
+from course_lib.simulator.rewrite.resolve import FLOATS, UNRESOLVED
 from course_lib.simulator.rewrite.sites import is_pure
 from course_lib.simulator.rewrite.tree import copied, located, walk
 from course_lib.simulator.rewrite.tree import name as _name
@@ -317,7 +317,10 @@ class Arithmetic:
             target.slice = self.keep(target.slice, statements)
         assign.value = value
         if whole_bits(kind) is None:
-            assign.value = self.called(arithmetic.as_element, at, copied(target.value), value)
+            is_float = ast.Compare(ast.Attribute(copied(value), "__class__", ast.Load()),
+                                   [ast.In()], [self.bind(FLOATS, "floats")])
+            element = self.called(arithmetic.as_element, at, copied(target.value), value)
+            assign.value = ast.IfExp(is_float, element, copied(value))
         again = self.called(arithmetic.store, at, copied(target.value), copied(target.slice),
                             value)
         overflow = ast.ExceptHandler(self.bind(OverflowError, "overflow"), None,

@@ -75,7 +75,7 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
             if not seen or low <= seen < floor:
                 read[place] = thread.stamp + number
             elif seen < thread.many:
-                self.note_read(thread, number, array.memory, place, i)
+                self.remember_read(thread, number, array.memory.shadow, place)
         else:
             self.note_read(thread, number, array.memory, place, i)
         return array[i]
@@ -98,7 +98,7 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
             if not seen or low <= seen < floor:
                 read[place] = thread.stamp + number
             elif seen < thread.many:
-                self.note_read(thread, number, array.memory, place, (i, j))
+                self.remember_read(thread, number, array.memory.shadow, place)
         else:
             self.note_read(thread, number, array.memory, place, (i, j))
         return array[i, j]
@@ -260,8 +260,9 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
     def shadow_of(self, array):
         """The Shadow of an array's memory, fine enough for this array."""
         memory = array.memory
-        shadow = memory.shadow
-        granule = math.gcd(array.itemsize, array.start, *array.strides)
+        shadow, granule = memory.shadow, array.granule
+        if granule is None:
+            granule = array.granule = math.gcd(array.itemsize, array.start, *array.strides)
         if shadow is None:
             shadow = memory.shadow = Shadow(memory, granule)
             if memory.space == "global":

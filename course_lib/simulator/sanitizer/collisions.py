@@ -27,9 +27,15 @@ class Collisions:
             self.uninitialised(thread, number, memory, place, index)
         elif last != INITIAL:
             self.against_writes(thread, number, memory, shadow, place, last, index, "read")
-        if memory.space == "local":
-            return
+        if memory.space != "local":
+            self.remember_read(thread, number, shadow, place)
+
+    def remember_read(self, thread, number, shadow, place):
+        """A read that is in order with all writes: kept beside the reads since the last of them."""
         stamp, seen = thread.stamp + number, shadow.read[place]
+        if seen == SCATTERED and self.precise:  # several readers already, as most often
+            shadow.readers[place][thread.key] = stamp
+            return
         if not seen or thread.low <= seen < thread.floor or (
                 not (seen ^ stamp) >> THREAD_AT):
             shadow.read[place] = stamp
@@ -41,7 +47,7 @@ class Collisions:
                 return
             readers = shadow.readers[place] = {thread_key(seen): seen}
         if self.precise or is_telling(readers, thread.slot):
-            readers[thread_key(stamp)] = stamp
+            readers[thread.key] = stamp
         same = seen >> EPOCH_AT == stamp >> EPOCH_AT
         shadow.read[place] = thread.floor | SEVERAL if same and not self.precise else SCATTERED
 

@@ -36,6 +36,7 @@ from course_lib.simulator.sanitizer.shadow import (
     ONE_EPOCH,
     SEVERAL,
     THREAD_AT,
+    THREAD_BITS,
     learn,
     learn_all,
     thread_key,
@@ -93,7 +94,7 @@ class Ordering:
         for thread in block.threads:
             thread.low, thread.floor, thread.many = low, floor, many
             thread.stamp = floor | thread.tid << THREAD_AT
-            thread.slot = number
+            thread.slot, thread.key = number, number << THREAD_BITS | thread.tid
             thread.known, thread.told, thread.pending = _NOTHING, None, None
             thread.unfenced, thread.asked_at = None, 0
 
@@ -103,7 +104,7 @@ class Ordering:
         if block == thread.slot and stamp < thread.floor or block < self.first_after_grid:
             return True
         key = thread_key(stamp)
-        if key == thread_key(thread.stamp):
+        if key == thread.key:
             return True
         return bool(thread.known) and covers(thread.known, stamp)
 

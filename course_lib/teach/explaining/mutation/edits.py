@@ -9,9 +9,9 @@ own. These edits change one place; those of `edits_apart.py` several, or the ord
 from __future__ import annotations
 
 import ast
-import copy
 import itertools
 
+from course_lib.simulator.rewrite.tree import copied
 from course_lib.teach.explaining.mutation.trees import (
     called,
     indices,
@@ -63,7 +63,7 @@ def drop_guard(node, frame):
 
 def negate(node, frame):
     if isinstance(node, ast.If | ast.IfExp):
-        changed = copy.deepcopy(node)
+        changed = copied(node)
         changed.test = ast.UnaryOp(ast.Not(), changed.test)
         yield changed, "with a condition turned into its opposite"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import copy
 
+from course_lib.simulator.rewrite.tree import copied
 from course_lib.teach.explaining.mutation.lines import lines_of
 from course_lib.teach.explaining.mutation.trees import is_shape, is_store
 
@@ -35,7 +35,7 @@ def set_once(
 
 def inlined(function: ast.FunctionDef, values: dict[str, ast.expr]) -> ast.FunctionDef:
     """Return a function with what each name is set to in the name's place."""
-    return _Inlined(values).visit(copy.deepcopy(function))
+    return _Inlined(values).visit(copied(function))
 
 
 class _Inlined(ast.NodeTransformer):
@@ -46,7 +46,7 @@ class _Inlined(ast.NodeTransformer):
 
     def visit_Name(self, node):
         value = None if is_store(node) else self.values.get(node.id)
-        return node if value is None else self.visit(copy.deepcopy(value))
+        return node if value is None else self.visit(copied(value))
 
     def visit_Assign(self, node):
         self.generic_visit(node)
