@@ -42,6 +42,7 @@ else:
     hypothesis.settings.load_profile("any_machine")
 
 
+YOUNG, TESTS_BETWEEN = 10_000, 32  # objects, tests, after which the collector looks for garbage
 KEPT = 1 << 30  # bytes of GPU memory that a process may keep between two tests
 #: Files whose tests take half a minute and more (`.reports/tests.xml` has each test's seconds): the
 #: longest first, so that no process ends long before the others.
@@ -70,6 +71,15 @@ def pytest_collection_finish():
     """What is imported by now stays: the collector need not go through it again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG)
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Nor through what tests have imported since, and made to last."""
+    item.session.torn_down = getattr(item.session, "torn_down", 0) + 1
+    if item.session.torn_down % TESTS_BETWEEN == 0 or nextitem and item.path != nextitem.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_unconfigure():
