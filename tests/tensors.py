@@ -2,12 +2,17 @@
 
 import contextlib
 
+import numpy as np
 import torch
 
 from course_lib import SIMULATED
 from course_lib.kernels.operation import Ladder
 
 PLACE = "cpu" if SIMULATED else "cuda"
+# Half a unit in the last place of the output, and float32 arithmetic relative to the largest terms.
+ROUNDING = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+FLOOR = {torch.float32: 1e-37, torch.float16: 2**-25, torch.bfloat16: 1e-37}
+ARITHMETIC = 1e-6
 
 
 def double(tensor):
@@ -24,6 +29,18 @@ def close(found, expected, scale=1):
     assert found.dtype == expected.dtype and found.shape == expected.shape
     tolerance = 4 * scale * torch.finfo(expected.dtype).eps
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def rounded_once(actual, expected, magnitude):
+    """Equal but for one rounding and ARITHMETIC times `magnitude`, the size of the terms."""
+    values = double(actual)
+    assert values.shape == expected.shape
+    assert np.array_equal(np.isnan(values), np.isnan(expected))
+    finite = np.isfinite(expected)
+    error = np.abs(values - expected)[finite]
+    size, magnitude = np.abs(expected)[finite], np.broadcast_to(magnitude, expected.shape)[finite]
+    limit = 1.01 * ROUNDING[actual.dtype] * size + ARITHMETIC * magnitude + FLOOR[actual.dtype]
+    assert (error <= limit).all(), f"worst {np.max(error / limit):.3g} times the limit"
 
 
 @contextlib.contextmanager

@@ -68,8 +68,7 @@ def made_for():
 def fixed_bytes(found, chip):
     """Shared memory of a kernel's fixed arrays; on a chip it was not compiled for, as on Hopper."""
     if chip.capability in found or compile_gate.HOPPER not in found:
-        here = found.get(chip.capability)
-        return here and here.shared_bytes
+        return getattr(found.get(chip.capability), "shared_bytes", None)
     elsewhere = found[compile_gate.HOPPER].shared_bytes or 0
     return max(0, elsewhere - (RESERVED if chip.capability < compile_gate.HOPPER else 0))
 

@@ -1,9 +1,6 @@
 """What is convolved with what: sizes and options as plain numbers, checked."""
 
 import functools
-from typing import NamedTuple
-
-import numpy as np
 
 from course_lib.kernels.blocks.memory_format import formatted
 from course_lib.kernels.blocks.options import MOST, check_precision, hashable, pair, whole
@@ -14,47 +11,18 @@ from course_lib.runtime.host import arrays
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-class Problem(NamedTuple):
+class Problem(Convolution):
     """A transposed convolution of x (N, C, H, W) with weight (C, K/groups, R, S) to y (N, K, P, Q).
 
-    With `channels_last` x and weight lie in memory as N·H·W·C, else as N·C·H·W.
+    The fields are a convolution's. With `channels_last` x and weight lie in memory as N·H·W·C, else
+    as N·C·H·W.
     """
 
-    N: int
-    C: int
-    H: int
-    W: int
-    K: int
-    R: int
-    S: int
-    P: int
-    Q: int
-    stride_h: int
-    stride_w: int
-    pad_h: int
-    pad_w: int
-    dilation_h: int
-    dilation_w: int
-    groups: int
-    channels_last: bool
-    mode: str = "float32"  # as of a convolution
-
-    @property
-    def x_shape(self):
-        return self.N, self.C, self.H, self.W
-
-    @property
-    def y_shape(self):
-        return self.N, self.K, self.P, self.Q
+    __slots__ = ()
 
     @property
     def weight_shape(self):
         return self.C, self.K // self.groups, self.R, self.S
-
-    @property
-    def numbers(self):
-        """All of it as kernels take it, in the order of the fields."""
-        return tuple(map(np.int32, self[:16])) + (self.channels_last,)
 
     @property
     def convolution(self):
