@@ -40,7 +40,7 @@ SAMPLED_CHIPS = [(10, 0), (12, 0)]
 NEEDS = [
     (re.compile(labels), since, until)
     for labels, since, until in (
-        (r"^(attention|linear) tensor_core ", (8, 0), None),
+        (r"^linear tensor_core |^attention tensor_core .* (float32|bfloat16)$", (8, 0), None),
         (r"^conv2d\.(halo|pixel_sums|(gather|dweight) tensor) ", (8, 0), None),
         (r"^conv2d\.(forward|dx|dweight) channels-last ", (8, 0), None),
         # These work in clusters of blocks.

@@ -435,7 +435,10 @@ def test_tensor_cores_take_what_they_say():
     for dtype, chip, D, chosen in [
         (torch.float32, CHIPS[4], 64, "tensor_core_kernel"),
         (torch.float32, CHIPS[0], 64, "tiled_kernel"),
-        (torch.float16, CHIPS[0], 64, "tiled_kernel"),
+        (torch.float16, CHIPS[0], 64, "tensor_core_kernel"),
+        (torch.float16, CHIPS[0], 128, "tensor_core_kernel"),
+        (torch.float16, CHIPS[0], 256, "tiled_kernel"),
+        (torch.bfloat16, CHIPS[0], 64, "tiled_kernel"),
         (torch.float16, CHIPS[4], 64, "tensor_core_kernel"),
         (torch.bfloat16, CHIPS[1], 256, "tensor_core_kernel"),
         (torch.bfloat16, CHIPS[2]._replace(shared_bytes=64 << 10), 256, "tiled_kernel"),
@@ -444,6 +447,8 @@ def test_tensor_cores_take_what_they_say():
         with planning(chip) as launches:
             attention.forward(q, q, q)
         assert chosen in str(launches[0][0].py_func), (dtype, chip.name, D)
+    with planning(CHIPS[0]), pytest.raises(ValueError, match="float16 alone on GPUs before"):
+        attention.forward(*[Q.bfloat16()] * 3, variant="tensor_core/mma")
     for way, says in (("mma", "float16 and bfloat16"), ("split", "float32")):
         q = Q.half() if way == "split" else Q
         with pytest.raises(ValueError, match=f"'tensor_core/{way}' takes {says} alone: use one"):

@@ -16,7 +16,8 @@ rung         what it does                                    beyond q, k, v and 
              values come by in shared memory
 `tensor_core` the same with scores and sums in registers,    k and v, T / 128 times (T / 64)
              multiplied by `wgmma` or `mma.sync`, float32
-             as three products of TF32
+             as three products of TF32 (from compute
+             capability 8.0; before it float16 alone)
 ============ =============================================== =================================
 
 All but `separate` never store a score: they keep a running maximum, a sum and an output, and scale
@@ -49,7 +50,7 @@ from course_lib.kernels.attention import (
     tiled,
 )
 from course_lib.kernels.attention import tiled_backward as backwards
-from course_lib.kernels.attention.aligned_rows import TENSOR_CORES, aligned, copy_rows
+from course_lib.kernels.attention.aligned_rows import aligned, copy_rows
 from course_lib.kernels.attention.options import DTYPES, Request
 from course_lib.kernels.attention.problem import Dropping, Look, Place, Shape
 from course_lib.kernels.blocks.mma.warpgroup import ONLY
@@ -66,13 +67,13 @@ FORWARD = Ladder(
     Rung("tiled", ways=(
         Way("queries", plans.plan_tiled, launching.tiled, plans.tiled_kernels),
     )),
-    Rung("tensor_core", needs=TENSOR_CORES, ways=(
+    Rung("tensor_core", ways=(
         Way("warpgroup", plans.plan_warpgroup, launching.tensor_core,
             lambda: plans.kernels_of("warpgroup"), ONLY),
         Way("mma", plans.plan_mma, launching.tensor_core,
-            lambda: plans.kernels_of("mma"), TENSOR_CORES),
+            lambda: plans.kernels_of("mma")),
         Way("split", plans.plan_split, launching.tensor_core,
-            lambda: plans.kernels_of("split"), TENSOR_CORES),
+            lambda: plans.kernels_of("split"), plans.TENSOR_CORES),
     )),
     auto=("tensor_core", "tiled", "streaming"),
 )  # fmt: skip
@@ -86,13 +87,13 @@ BACKWARD = Ladder(
         Way("two_walks", plans.plan_tiled_backward, launching.tiled_backward,
             plans.tiled_backward_kernels),
     )),
-    Rung("tensor_core", needs=TENSOR_CORES, ways=(
+    Rung("tensor_core", ways=(
         Way("warpgroup", plans.plan_warpgroup_backward, launching.tensor_core_backward,
             lambda: plans.backward_kernels_of("warpgroup"), ONLY),
         Way("mma", plans.plan_mma_backward, launching.tensor_core_backward,
-            lambda: plans.backward_kernels_of("mma"), TENSOR_CORES),
+            lambda: plans.backward_kernels_of("mma")),
         Way("split", plans.plan_split_backward, launching.tensor_core_backward,
-            lambda: plans.backward_kernels_of("split"), TENSOR_CORES),
+            lambda: plans.backward_kernels_of("split"), plans.TENSOR_CORES),
         Way("atomic", plans.plan_atomic_backward, launching.atomic_backward,
             lambda: plans.backward_kernels_of("atomic"), ONLY),
         Way("wide", plans.plan_wide_backward, launching.wide_backward,

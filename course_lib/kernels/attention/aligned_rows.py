@@ -16,7 +16,6 @@ from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES, load, store
 
 N_WARPS = 8  # rows of a block
-TENSOR_CORES = (8, 0)  # compute capability from which on `tensor_core` runs
 WORTH = 1 << 22  # multiply-adds of a call, from which on copies cost less than they save
 
 
@@ -59,6 +58,6 @@ def are_worth_it(ladder, request, problem, chip):
     """Whether AUTO copies: rows are not aligned, and tensor cores would take them if they were."""
     n = request.n_heads * request.T * request.S * (problem.D + problem.E)
     narrow = problem.itemsize == 2 and not problem.is_aligned
-    if not narrow or n < WORTH or chip.capability < TENSOR_CORES:
+    if not narrow or n < WORTH:
         return False
     return ladder.choose(AUTO, problem._replace(is_aligned=True), chip).rung == "tensor_core"

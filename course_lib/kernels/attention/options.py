@@ -43,10 +43,15 @@ class Problem(NamedTuple):
 
     D: int
     E: int
-    itemsize: int
+    dtype: str
     is_packed: bool
     is_aligned: bool
     by_element: bool
+
+    @property
+    def itemsize(self):
+        """Bytes of an element."""
+        return 4 if self.dtype == "float32" else 2
 
 
 def rows_together(x):
@@ -166,7 +171,7 @@ class Request:
         by_element = self.bits & (SOFTCAP | SLOPES | BIAS | ALLOWED | DROPOUT)
         by_element = by_element or not self.scale > 0  # the largest product is the largest score
         return Problem(
-            self.shape.D, self.shape.E, self.q.dtype.itemsize, bool(self.bits & PACKED),
+            self.shape.D, self.shape.E, arrays.dtype_name(self.q), bool(self.bits & PACKED),
             self._is_aligned(out, do), bool(by_element),
         )  # fmt: skip
 

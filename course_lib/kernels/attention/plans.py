@@ -36,22 +36,24 @@ WARPGROUP_TILES = ((64, 2, 2, 64), (128, 2, 1, 128), (64, 2, 1, 256))
 WARPGROUP_BACKWARD_TILES = ((64, 2, 1, 64), (64, 2, 1, 128))
 #: (elements of a head at most,) of `wide`.
 WIDE_TILES = ((128,), (192,), (256,))
+TENSOR_CORES = (8, 0)  # of bfloat16 and TF32, from this compute capability on; of float16 before
 HOPPER, RESERVED = (9, 0), 1024  # from there on a kernel has bytes of shared memory of its own
 
 
 def _plan(shapes, bytes_of, problem, chip):
     """The first of `shapes` for such heads whose shared memory this chip has."""
-    refusal = None
+    needed = []
     for shape in shapes:
         if shape[-1] >= max(problem.D, problem.E):
-            n_bytes = bytes_of(*shape) + (RESERVED if chip.capability >= HOPPER else 0)
-            if n_bytes <= chip.shared_bytes:
+            needed.append(bytes_of(*shape) + (RESERVED if chip.capability >= HOPPER else 0))
+            if needed[-1] <= chip.shared_bytes:
                 return shape
-            refusal = Refusal(
-                f"needs {n_bytes:,} bytes of shared memory for heads of "
-                f"{max(problem.D, problem.E)}, and this GPU has {chip.shared_bytes:,}"
-            )
-    return refusal or Refusal(f"takes heads of {shapes[-1][-1]} at most")
+    if not needed:
+        return Refusal(f"takes heads of {shapes[-1][-1]} at most")
+    return Refusal(
+        f"needs {min(needed):,} bytes of shared memory for heads of "
+        f"{max(problem.D, problem.E)}, and this GPU has {chip.shared_bytes:,}"
+    )
 
 
 def plan_tiled(problem, chip):
@@ -92,12 +94,19 @@ def plan_mma_backward(problem, chip):
 
 
 def _plan_mma(make, shapes, problem, chip):
-    how = (problem.by_element, "by_k") if problem.is_aligned else (True, "any")
+    if problem.dtype == "bfloat16" and chip.capability < TENSOR_CORES:
+        return Refusal("takes float16 alone on GPUs before compute capability 8.0")
+    source = "by_k" if problem.is_aligned else "any"
+    # Kernels that look at each score by itself take all problems, in less shared memory.
+    for by_element in dict.fromkeys((problem.by_element or source == "any", True)):
 
-    def of(shape):
-        return _of_warps(by_warps, shape, *how)
+        def of(shape, by_element=by_element):
+            return _of_warps(by_warps, shape, by_element, source)
 
-    return _plan_tensors(make, shapes, of, HALVES, problem, chip)
+        plan = _plan_tensors(make, shapes, of, HALVES, problem, chip)
+        if not isinstance(plan, Refusal):
+            break
+    return plan
 
 
 def plan_split(problem, chip):

@@ -18,7 +18,8 @@ l // 8 begins, and gets word l % 4 of row l // 4 of each of the four.
 ================================================ ==============================================
 `multiply_add(acc, c, a, i, b, j, like)`         acc[c : c+4] += A·B, with A in a[i : i+4] and B
                                                  in b[j : j+2], numbers of the dtype of `like`
-                                                 (PTX mma.sync, from sm_80 on)
+                                                 (PTX mma.sync, from sm_80 on; on sm_75
+                                                 float16 alone, in two halves of k)
 `load_matrices(target, k, array, i)`             target[k : k+4] from four matrices in shared
                                                  memory; this lane's row begins at array[i], a
                                                  multiple of 16 bytes (PTX ldmatrix.x4)
@@ -39,9 +40,12 @@ l // 8 begins, and gets word l % 4 of row l // 4 of each of the four.
 
 Each is machine code (`ptx.matrix`) and a twin, as told in `intrinsics`. The twin of `multiply_add`
 sums exactly and rounds once. A tensor core does not: it cuts off after each few terms, which a long
-sum notices (Ootomo and Yokota, 2022). Below sm_80 the product and the rounding stop the kernel with
-a trap: launchers don't start such kernels there. Copies are waited for with `pipeline` or `shared`.
+sum notices (Ootomo and Yokota, 2022). Below sm_80 other products and the rounding stop the kernel
+with a trap: launchers don't start such kernels there. Copies are waited for with `pipeline` or
+`shared`.
 """
+
+import struct
 
 import numpy as np
 
@@ -51,6 +55,8 @@ from course_lib.runtime.intrinsics import VECTOR_BYTES, _check_alignment, twins
 _LOWER_BITS = np.uint32(0x1FFF)  # of a float32 that TF32 has not
 _LANES = np.arange(32)
 _GROUP, _MEMBER = _LANES // 4, _LANES % 4
+_WORD, _FLOAT, _WORDS, _FLOATS = map(struct.Struct, ("<I", "<f", "<II", "<ff"))
+_INFINITIES = np.float32([np.inf, -np.inf]).view(np.uint32)
 
 
 # --- products -----------------------------------------------------------------------------------
@@ -113,9 +119,11 @@ def _round_tf32(word):
 
 
 def _subtract_words(word, other):
-    with np.errstate(invalid="ignore", over="ignore"):
-        difference = np.uint32(word).view(np.float32) - np.uint32(other).view(np.float32)
-    return np.float32(difference).view(np.uint32)
+    a, b = _FLOATS.unpack(_WORDS.pack(word, other))
+    try:
+        return np.uint32(_WORD.unpack(_FLOAT.pack(a - b))[0])  # rounded once more: no difference
+    except OverflowError:
+        return _INFINITIES[int(a < b)]
 
 
 # --- from shared memory to registers ------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Machine code of `intrinsics.matrix`, as `base` has that of `intrinsics` itself."""
 
+import itertools
+
 from llvmlite import ir
 from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic
@@ -23,9 +25,7 @@ _KINDS = {
     types.float16: "m16n8k16.row.col.f32.f16.f16.f32",
     types.bfloat16: "m16n8k16.row.col.f32.bf16.bf16.f32",
 }
-_MULTIPLY = (
-    "mma.sync.aligned.{kind} {{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$10,$11,$12,$13}};"
-)
+_HALF_OF_K = "m16n8k8.row.col.f32.f16.f16.f32"  # on sm_75, which has float16 alone
 _LOAD = "ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
 # A shared array may be written again, or not be written yet: these stay where they are.
 _ORDERED = ",~{memory}"
@@ -71,18 +71,30 @@ def _several(builder, code, constraints, arguments, result, count, ordered):
     return [builder.extract_value(found, r) for r in range(count)]
 
 
+def _product(builder, kind, a, b, sums):
+    """sums + A·B, in registers: PTX mma.sync."""
+    numbers = itertools.count()
+    registers = (
+        f"{{{','.join(f'${next(numbers)}' for _ in part)}}}" for part in (sums, a, b, sums)
+    )
+    code = f"mma.sync.aligned.{kind} {', '.join(registers)};"
+    constraints = ",".join(["r"] * (len(a) + len(b)) + ["f"] * len(sums))
+    return _several(builder, code, constraints, [*a, *b, *sums], _F32, len(sums), False)
+
+
 def _trap(builder):
     builder.asm(ir.FunctionType(_NOTHING, []), "trap;", "", [], True)
 
 
-@intrinsic
-def multiply_add(typingctx, acc, c, a, i, b, j, like):
-    _check(like, "multiply_add")
-    _check_words(a, "multiply_add")
-    _check_words(b, "multiply_add")
+def _check_product(acc, a, b, name):
+    _check_words(a, name)
+    _check_words(b, name)
     if not isinstance(acc, types.Array) or acc.dtype != types.float32:
-        raise TypeError(f"multiply_add needs a local array of float32 to add to, not {acc}")
-    code = _MULTIPLY.format(kind=_KINDS[like.dtype])
+        raise TypeError(f"{name} needs a local array of float32 to add to, not {acc}")
+
+
+def _multiplying(dtype):
+    """Code for acc[c : c+4] += A·B of numbers of a dtype, by the arguments acc, c, a, i, b, j."""
 
     def codegen(context, builder, sig, args):
         def registers(position, count):
@@ -90,19 +102,35 @@ def multiply_add(typingctx, acc, c, a, i, b, j, like):
             return _places(context, builder, sig.args[position], args[position], index, count)
 
         targets = registers(0, 4)
+
+        def multiply(kind, n_words):  # of B at a time, and twice as many of A
+            places = [*registers(2, 4), *registers(4, 2), *targets]
+            operands = [builder.load(place) for place in places]
+            a, b, sums = operands[:4], operands[4:6], operands[6:]
+            for k in range(0, 2, n_words):
+                ends = 2 * (k + n_words), k + n_words
+                sums = _product(builder, kind, a[2 * k : ends[0]], b[k : ends[1]], sums)
+            for place, value in zip(targets, sums, strict=True):
+                builder.store(value, place)
+
         with builder.if_else(_since(builder, 800)) as (then, otherwise):
             with then:
-                places = [*registers(2, 4), *registers(4, 2), *targets]
-                operands = [builder.load(place) for place in places]
-                constraints = ",".join(["r"] * 6 + ["f"] * 4)
-                found = _several(builder, code, constraints, operands, _F32, 4, False)
-                for place, value in zip(targets, found, strict=True):
-                    builder.store(value, place)
+                multiply(_KINDS[dtype], 2)
             with otherwise:
-                _trap(builder)
+                if dtype == types.float16:
+                    multiply(_HALF_OF_K, 1)
+                else:
+                    _trap(builder)
         return context.get_dummy_value()
 
-    return types.void(acc, c, a, i, b, j, like), codegen
+    return codegen
+
+
+@intrinsic
+def multiply_add(typingctx, acc, c, a, i, b, j, like):
+    _check(like, "multiply_add")
+    _check_product(acc, a, b, "multiply_add")
+    return types.void(acc, c, a, i, b, j, like), _multiplying(like.dtype)
 
 
 def _load_codegen(array, trans):
