@@ -65,7 +65,9 @@ class Subject:
 
     @property
     def is_there(self):
-        """Whether the rung or way takes the dtype at all."""
+        """Whether the rung or way takes the dtype at all, and no others are held in its place."""
+        if self.rung in exceptions.HELD_BY_WAYS.get(self.name, ()):
+            return False
         if self.is_way:
             return all(map(self.takes, self.shapes))
         rung = self.of_pass.ladder[self.rung]

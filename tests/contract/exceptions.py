@@ -89,6 +89,9 @@ LEAN = {
     "log_softmax": ("split/streamed",),
 }
 
+#: Rungs that only choose among ways, each of which is held: {operation: rungs}.
+HELD_BY_WAYS = {"attention": ("tensor_core",)}
+
 
 def lean(subject):
     return any(name in LEAN.get(subject.name, ()) for name in subject.named)
