@@ -1,11 +1,10 @@
 """The pictures of lesson 3: what they say in words and numbers, and what they refuse to draw."""
 
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from matplotlib.text import Text
+from drawings import hold, texts
 
 from course_lib import plot
 
@@ -39,18 +38,9 @@ PICTURES = {
 }
 
 
-def texts(figure):
-    return [text.get_text() for text in figure.findobj(Text)]
-
-
 @pytest.mark.parametrize("name", PICTURES)
 def test_picture_is_drawn_without_warnings(name, tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure = PICTURES[name]()
-        figure.savefig(tmp_path / "picture.png")
-    assert len(figure.alt) > 15
-    assert 800 <= figure.get_size_inches()[0] * figure.dpi <= 1000, "made for a notebook column"
+    figure = hold(PICTURES[name], tmp_path)
     assert figure.axes[-1].get_xlabel()
 
 
