@@ -41,12 +41,14 @@ NEEDS = [
     (re.compile(labels), since, until)
     for labels, since, until in (
         (r"^linear tensor_core |^attention tensor_core .* (float32|bfloat16)$", (8, 0), None),
+        # 7.5 has too little shared memory for these.
+        (r"^attention tensor_core (mma 32, 1, 256|(dk, dv|dq) mma 32, 1, )", (8, 0), None),
         (r"^conv2d\.(halo|pixel_sums|(gather|dweight) tensor) ", (8, 0), None),
         (r"^conv2d\.(forward|dx|dweight) channels-last ", (8, 0), None),
         # These work in clusters of blocks.
         (r"^conv2d\.halo .* by_|^conv2d\.pixel_sums .* together ", HOPPER, None),
         (r"^squeeze_excite\.\w+ (resident|batched), ", HOPPER, None),
-        (r"\b(warpgroup|wide) ", HOPPER, HOPPER),
+        (r"\b(warpgroup|wide) |^attention tensor_core (dk, dv|dq) atomic ", HOPPER, HOPPER),
     )
 ]
 DOUBLE = re.compile(r"\S+\.f64\S*")
