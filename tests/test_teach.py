@@ -54,14 +54,14 @@ def a_kernel_has_run():
 
 #: Calls of Python functions in 2 seconds of a check on a laptop: 6.0 to 6.9 million a second.
 CALLS = 12_500_000
-MOST_SECONDS = 10  # even on a machine that others slow down
 
 
-def calls_of(function, *arguments):
-    """The calls of Python functions in `function(*arguments)`: the same on every machine."""
-    profile = cProfile.Profile(builtins=False, subcalls=False)
-    profile.runcall(function, *arguments)
-    return sum(each.callcount for each in profile.getstats())
+def slowness():
+    """How many times as long as usual small checks take on this core now, at least 1."""
+    begin = time.process_time()
+    for _ in range(5):
+        check("negative", exercises()["negative"].solution)
+    return max(1, (time.process_time() - begin) / 0.65)  # seconds on a laptop
 
 
 @pytest.mark.parametrize("name", exercises())
@@ -71,10 +71,12 @@ def test_solution_passes_within_two_seconds(name, a_kernel_has_run, capsys, monk
     begin = time.process_time()
     check(name, exercises()[name].solution)
     seconds = time.process_time() - begin
-    if seconds >= 2:  # it may be the machine, which others slow down
-        assert seconds < MOST_SECONDS
-        assert calls_of(check, name, exercises()[name].solution) < CALLS
     assert capsys.readouterr().out.startswith(f"✓ {name} — ")
+    if seconds >= 2:  # it may be the machine, which others slow down
+        assert seconds / slowness() < 3  # of whatever is no call, too
+        profile = cProfile.Profile(builtins=False, subcalls=False)
+        profile.runcall(check, name, exercises()[name].solution)
+        assert sum(each.callcount for each in profile.getstats()) < CALLS
 
 
 KERNELS = [name for name, exercise in exercises().items() if exercise.kind != "answer"]
