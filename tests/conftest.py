@@ -4,6 +4,7 @@ import collections
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import pathlib
 import signal
@@ -42,6 +43,7 @@ else:
     hypothesis.settings.load_profile("any_machine")
 
 
+_torn_down = itertools.count(1)
 YOUNG, TESTS_BETWEEN = 10_000, 32  # objects, tests, after which the collector looks for garbage
 KEPT = 1 << 30  # bytes of GPU memory that a process may keep between two tests
 #: Files whose tests take half a minute and more (`.reports/tests.xml` has each test's seconds): the
@@ -76,8 +78,7 @@ def pytest_collection_finish():
 
 def pytest_runtest_teardown(item, nextitem):
     """Nor through what tests have imported since, and made to last."""
-    item.session.torn_down = getattr(item.session, "torn_down", 0) + 1
-    if item.session.torn_down % TESTS_BETWEEN == 0 or nextitem and item.path != nextitem.path:
+    if next(_torn_down) % TESTS_BETWEEN == 0 or nextitem and item.path != nextitem.path:
         gc.collect()
         gc.freeze()
 
