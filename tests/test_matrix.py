@@ -341,9 +341,8 @@ def test_compiles_to_the_instructions_meant(tmp_path):
         assert stack_bytes == 0
         found[dtype, name.removesuffix("_kernel"), chip] = instructions
     for dtype, shape in SHAPES.items():
-        half = shape.replace("k16", "k8")
-        older = [f"mma.sync.aligned.{half}"] if dtype == "float16" else ["trap"]
-        assert found[dtype, "product", 7] == older
+        half = f"mma.sync.aligned.{shape}".replace("k16", "k8")
+        assert found[dtype, "product", 7] == [half if dtype == "float16" else "trap"]
         assert found[dtype, "product", 8] == [f"mma.sync.aligned.{shape}"]
     for chip in (7, 8):
         load = "ldmatrix.sync.aligned.m8n8.x4"
