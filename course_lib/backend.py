@@ -82,7 +82,7 @@ class Backend:
         """Yield each batch, a tuple of NumPy arrays, as a tuple of this backend's arrays.
 
         On a GPU the next batch crosses over on a stream of its own, from pinned memory, while the
-        caller computes with this one.
+        caller computes with this one. PyTorch's arrays are copied by a thread of their own.
         """
         for batch in batches:
             yield tuple(map(self.to_device, batch))
@@ -116,7 +116,6 @@ class _Torch(_OnGpu):
     def __init__(self):
         self.torch = importlib.import_module("torch")
         super().__init__("torch", importlib.import_module("array_api_compat.torch"))
-        self.copies = None  # the stream of `prefetch`, made when first needed
 
     def owns(self, a):
         return isinstance(a, self.torch.Tensor) and a.is_cuda
@@ -136,26 +135,12 @@ class _Torch(_OnGpu):
         self.torch.cuda.synchronize()
 
     def prefetch(self, batches):
-        cuda = self.torch.cuda
-        self.copies = self.copies or cuda.Stream()
-        here = None
-        for batch in batches:
-            pinned = [self.torch.from_numpy(np.ascontiguousarray(a)).pin_memory() for a in batch]
-            with cuda.stream(self.copies):
-                coming = [a.to("cuda", non_blocking=True) for a in pinned]
-                arrived = self.copies.record_event()
-            if here is not None:
-                yield self._received(*here)
-            here = coming, arrived
-        if here is not None:
-            yield self._received(*here)
-
-    def _received(self, arrays, arrived):
-        stream = self.torch.cuda.current_stream()
-        stream.wait_event(arrived)
-        for a in arrays:
-            a.record_stream(stream)  # or its memory might be given away while it is read
-        return tuple(arrays)
+        crossing = importlib.import_module("course_lib.runtime.host.crossing").crossing
+        place = self.torch.device("cuda", self.torch.cuda.current_device())
+        on_host = ([self.torch.from_numpy(np.ascontiguousarray(a)) for a in batch]
+                   for batch in batches)  # fmt: skip
+        for batch in crossing(on_host, place):
+            yield tuple(batch)
 
 
 class _Cupy(_OnGpu):

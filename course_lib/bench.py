@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from course_lib.runtime.compile.fingerprint import fingerprint
+from course_lib.runtime.compile.fingerprint import fingerprint, of_text
 from course_lib.runtime.host import device, folders
 
 #: Records that came with the course. An installed one keeps what it measures with the user's data.
@@ -245,6 +245,11 @@ def kernel_hash(functions):
     """One hash for all kernels and host functions that take part in what is measured."""
     digests = [fingerprint(function) for function in functions]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def text_hash(functions):
+    """One hash for host functions, by their own text: what they call is PyTorch's, say."""
+    return hash_of([of_text(function) for function in functions])
 
 
 def versions():

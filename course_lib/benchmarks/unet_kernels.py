@@ -82,22 +82,27 @@ def device_events(step, steps=1):
     ]
 
 
-def share_hidden(events):
-    """How much of the time of copies from the host, 0 to 1, kernels were running; None without."""
-    copies = [(start, end) for name, start, end in events if "HtoD" in name]
-    kernels = sorted(
-        (start, end) for name, start, end in events if not re.match("Memcpy|Memset", name)
-    )
+def share_hidden(events, known_by="HtoD"):
+    """How much of the time of some events, 0 to 1, kernels were running; None without any.
+
+    known_by  what their names have in them; by default copies from the host
+    """
+    hidden, kernels = [], []
+    for name, start, end in events:
+        if known_by in name:
+            hidden.append((start, end))
+        elif not re.match("Memcpy|Memset", name):
+            kernels.append((start, end))
     runs = []  # of kernels, of one or several streams: the time that they cover
-    for start, end in kernels:
+    for start, end in sorted(kernels):
         if runs and start <= runs[-1][1]:
             runs[-1][1] = max(runs[-1][1], end)
         else:
             runs.append([start, end])
-    whole = sum(end - start for start, end in copies)
-    hidden = sum(
+    whole = sum(end - start for start, end in hidden)
+    covered = sum(
         max(0.0, min(end, last) - max(start, first))
-        for start, end in copies
+        for start, end in hidden
         for first, last in runs
     )
-    return hidden / whole if whole else None
+    return covered / whole if whole else None

@@ -12,6 +12,7 @@ APART = {
     "fashion_mnist.command", "fashion_mnist.command.tf32", "fashion_mnist.runs",
     "unet.kernels", "unet.tape", "unet.prefetch", "unet.shares", "unet.folds",
     "tiny_imagenet.softmax", "tiny_imagenet.runs", "prefetch.training", "all_reduce",
+    "data_parallel.resnet18_small", "data_parallel.unet",
 }  # fmt: skip
 #: What whole networks are called, by the first part of their records' names, or the first two.
 NETWORKS = {

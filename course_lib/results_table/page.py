@@ -1,6 +1,6 @@
 """RESULTS.md: every recorded operation, with what it loses."""
 
-from . import images, networks, prefetch, softmax, squeeze_excite, unet
+from . import images, networks, prefetch, several, softmax, squeeze_excite, unet
 from .cases import by_operation, cases, conditions, is_lesson, verdict
 from .drawn import drawn_report
 from .operations import overview, section
@@ -63,6 +63,7 @@ def _device(recording, pictures, linked=True):
     yield _titled("Drawn shapes", _drawn(records))
     yield _titled("U-Net on the tape", unet.tape(records))
     yield _titled("Copies behind steps", prefetch.copies(records))
+    yield _titled("Several GPUs", several.several_gpus(records))
     yield _titled("Host times", networks.host(records))
     yield _titled("First calls", networks.first_calls(records))
     yield _titled("Elsewhere", _elsewhere(records))

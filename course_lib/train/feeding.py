@@ -1,8 +1,7 @@
 """Batches on their way from the host to the device that trains on them."""
 
-import torch
-
 from course_lib.data import streamed
+from course_lib.runtime.host import crossing as host
 
 from . import ranks
 
@@ -23,30 +22,7 @@ def streaming(training, validation, batch_size, allowed):
 
 
 def crossing(batches, place):
-    """Yield each of `batches`, tensors on the host, on the device `place`.
-
-    On a GPU the next batch crosses over on a stream of its own, from pinned memory, while the
-    caller computes with this one.
-    """
-    if place.type != "cuda":
-        for batch in batches:
-            yield batch.to(place)
-        return
-    copies, here = torch.cuda.Stream(place), None
-    for batch in batches:
-        pinned = batch if batch.is_pinned() else batch.pin_memory()
-        with torch.cuda.stream(copies):
-            coming = pinned.to(place, non_blocking=True)
-            arrived = copies.record_event()
-        if here is not None:
-            yield _received(*here)
-        here = coming, arrived
-    if here is not None:
-        yield _received(*here)
-
-
-def _received(batch, arrived):
-    stream = torch.cuda.current_stream(batch.device)
-    stream.wait_event(arrived)
-    batch.record_stream(stream)  # or its memory might be given away while it is read
-    return batch
+    """Yield each of `batches`, tensors on the host, on the device `place`, the next one on its way
+    to a GPU meanwhile."""
+    for (batch,) in host.crossing(([batch] for batch in batches), place):
+        yield batch

@@ -17,6 +17,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 SECONDS = 0.5  # from one agreement to the next, about
+BUCKET = 25_000_000  # bytes of gradients that are exchanged together, as PyTorch has it
 
 
 def are_joined():
@@ -105,7 +106,7 @@ def wrapped(model, *, flat=False):
     """What to call in place of `model`, whose parameters and buffers become rank 0's.
 
     It averages gradients over the ranks while the backward pass goes on. With `flat` it is the
-    model itself, and `summed` is to be called after the backward pass.
+    model itself, for `Overlapped` or `summed`.
     """
     if not are_joined():
         return model
@@ -172,6 +173,62 @@ def summed(tensors, divisor=1):
             flat.div_(divisor)
         parts = flat.split([tensor.numel() for tensor in these])
         torch._foreach_copy_(these, [p.view(t.shape) for p, t in zip(parts, these, strict=True)])
+
+
+class Overlapped:
+    """Averages gradients over the ranks during a backward pass that a CUDA graph may hold.
+
+    ``with overlapped: loss.backward()`` sends a bucket of gradients, on a stream of its own, as
+    soon as they and those of the buckets before it are there. The last parameters, whose gradients
+    come first, are in the first bucket. Parameters that have no gradient are left out.
+    """
+
+    def __init__(self, parameters, n_bytes=BUCKET):
+        self.buckets, self.bucket_of, size = [], {}, n_bytes
+        for p in reversed(list(parameters)):
+            if not p.requires_grad:
+                continue
+            if size >= n_bytes:
+                self.buckets.append([])
+                size = 0
+            self.buckets[-1].append(p)
+            self.bucket_of[id(p)] = len(self.buckets) - 1
+            size += p.numel() * p.element_size()
+            p.register_post_accumulate_grad_hook(self._has_come)
+        place = next((p.device for bucket in self.buckets for p in bucket), torch.device("cpu"))
+        self.stream = torch.cuda.Stream(place) if place.type == "cuda" else None
+        self.lacking = None  # how many gradients of each bucket, while a pass is under way
+
+    def __enter__(self):
+        self.lacking, self.n_sent = [len(bucket) for bucket in self.buckets], 0
+
+    def __exit__(self, kind, error, where):
+        self.lacking = None
+        if error is not None:
+            return
+        while self.n_sent < len(self.buckets):
+            self._send()
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+
+    def _has_come(self, p):
+        if self.lacking is None:
+            return
+        self.lacking[self.bucket_of[id(p)]] -= 1
+        while self.n_sent < len(self.buckets) and self.lacking[self.n_sent] <= 0:
+            self._send()
+
+    def _send(self):
+        gradients = [p.grad for p in self.buckets[self.n_sent] if p.grad is not None]
+        self.n_sent += 1
+        if not gradients:
+            return
+        if self.stream is None:
+            summed(gradients, count())
+            return
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with torch.cuda.stream(self.stream):
+            summed(gradients, count())
 
 
 def total(tensor):

@@ -23,8 +23,8 @@ class Step:
     """``loss, measured = step(inputs, targets)``: forward, backward, and the optimiser's step.
 
     The arguments are `GraphTrainer`'s; `inputs` and `targets` are lists of tensors. Gradients are
-    averaged over the ranks: while the backward pass goes on, or where a graph may `capture` the
-    step, all at once after it.
+    averaged over the ranks while the backward pass goes on; where a graph may `capture` the step,
+    by `ranks.Overlapped`.
     """
 
     def __init__(
@@ -37,6 +37,8 @@ class Step:
         self.precision, self.max_norm, self.accumulate = precision, max_norm, accumulate
         self.measure, self.scaler = measure, scaler
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        averaged = capture and ranks.are_joined()
+        self.exchange = ranks.Overlapped(self.parameters) if averaged else None
         self.began = False  # whether the optimiser has made a step since this was made
 
     def __call__(self, inputs, targets):
@@ -44,9 +46,6 @@ class Step:
         with arithmetic(self.precision), _dropout.seeds_on_device():
             ranks.rehearse(self.network, lambda: self._backward(inputs, targets))
             total, measured = self._backward(inputs, targets)
-            if self.capture:
-                gradients = [p.grad for p in self.parameters if p.grad is not None]
-                ranks.summed(gradients, ranks.count())
             self._update()
         return total, measured
 
@@ -56,7 +55,8 @@ class Step:
             with ranks.unsynchronised(self.network, not last):
                 loss, found = self.of(some_inputs, some_targets)
                 loss = loss * share if share != 1 else loss
-                self.scaler.scale(loss).backward()
+                with self.exchange if last and self.exchange else contextlib.nullcontext():
+                    self.scaler.scale(loss).backward()
             loss = loss.detach()
             total = loss if total is None else total + loss
             measured = found if measured is None else measured + found

@@ -898,17 +898,20 @@ for step in bench.find(records, name="efficientnet.step", dtype="float32"):
           f"{results_table.when(step)}): overlapping gains {apart / together - 1:.1%}")
 
 # %% [markdown]
-# That is `backend.prefetch(batches)` in `course_lib/backend.py`. Its heart, for PyTorch's arrays:
+# That is `backend.prefetch(batches)` in `course_lib/backend.py`. For PyTorch's arrays a thread copies
+# the next batch, while the program computes with this one (`course_lib/runtime/host/crossing.py`):
 #
 # ```python
-# pinned = [torch.from_numpy(a).pin_memory() for a in batch]
-# with cuda.stream(self.copies):                                  # the second stream
-#     coming = [a.to("cuda", non_blocking=True) for a in pinned]  # the order, not the copy
-#     arrived = self.copies.record_event()
+# def copied(batch):                        # by a thread of its own
+#     with torch.cuda.stream(copies):       # the second stream
+#         pinned = [tensor.pin_memory() for tensor in batch]
+#         found = [tensor.to("cuda", non_blocking=True) for tensor in pinned]
+#     copies.synchronize()                  # this thread waits, and the program does not
+#     return found
 # ```
 #
-# and before the batch is used, `torch.cuda.current_stream().wait_event(arrived)`: the *stream* waits,
-# not the host. On a GPU, this cell measures the bridge:
+# Why a thread? To pin a batch, the *processor* copies it. In the program's own thread that takes time in
+# which the program orders no kernels. On a GPU, this cell measures the bridge:
 
 # %% tags=["varies"]
 def bridge_gbps(pinned, n_bytes=256 << 20):
@@ -944,11 +947,11 @@ for record in bench.find(records, name="unet.prefetch"):
           f"({records['device']['name']}, {results_table.when(record)})")
 
 # %% [markdown]
-# `prefetch` gains nothing there; to copy when needed is even a little faster. The model knows copies and
+# `prefetch` gained nothing there; to copy when needed was even a little faster. The model knows copies and
 # kernels, and nothing else. It leaves out the *host*, and this program waits for its host (lesson 14,
 # section 8): whenever a copy is ordered, the GPU has nothing else to do, so there is no kernel to hide it
-# behind. And pinning each batch costs the host time. A copy can be hidden in a program that is limited by
-# its kernels. So find out first what limits yours.
+# behind. And when this was measured, `prefetch` pinned each batch in the program's own thread. A copy can
+# be hidden in a program that is limited by its kernels. So find out first what limits yours.
 
 # %% [markdown]
 # ## 6 · The same lines, twice

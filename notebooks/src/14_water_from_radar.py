@@ -956,9 +956,10 @@ for record in measured("unet.prefetch"):
           f"kernels ran during {record['copies_hidden']:.0%} of the time of its copies")
 
 # %% [markdown]
-# Nothing. It is even a little slower than to copy each batch when it is needed, and nothing of its copies lay under a kernel. A copy can hide behind kernels
-# only while kernels run. Here `prefetch` orders the next copy before the host has ordered the step that should hide it, and the GPU, which has
-# done all that it was given before, copies at once. And pinning each batch costs the host time, of which there is none to spare. How much of the loss is due to which, nobody has measured.
+# Nothing. It was even a little slower than to copy each batch when it is needed, and nothing of its copies lay under a kernel. A copy can hide behind kernels
+# only while kernels run. The `prefetch` that was measured ordered the next copy before the host had ordered the step that should hide it, and the GPU, which had
+# done all that it was given before, copied at once. And it pinned each batch in the program's own thread, which has no time to spare. How much of the loss is due to which, nobody
+# has measured. Today a thread of its own pins and copies; this program has not been measured with it.
 
 # %% [markdown]
 # ## 9 · Where the time goes

@@ -598,6 +598,27 @@ if not found:
 # two things that the model leaves out. The gather fetches the other rank's numbers, 4 bytes at a time; the ring sends its own, 16 bytes at a time. And the gather writes its sums to a second array, and copies them from
 # there. The records do not tell how much each of the two costs.
 #
+# And whole steps of training, on one GPU and on two, with the same batch on each. A step that is *captured* (lesson 11) is replayed as one CUDA
+# graph, exchange included. **Predict** how many times as many images a second two GPUs train.
+
+# %%
+link = found[-1]["link_gbps"] if found else None
+for record in bench.find(records, name="data_parallel*"):
+    world, rows = record["shape"][0], {row["label"]: row for row in record["rows"]}
+    print(record["name"], record["dtype"], results_table.when(record))
+    for label in [label for label in rows if label.endswith(", 1 GPU")]:
+        one, several = (rows[label.replace("1 GPU", gpus)]["images_per_second"] for gpus in ("1 GPU", f"{world} GPUs"))
+        print(f"    {label.removesuffix(', 1 GPU'):18} {one:9,.0f} images/s, on {world} GPUs {several:9,.0f}: {several / one:.2f} times")
+    if link:
+        latency = found[0]["rows"][-1]["microseconds"] / 2  # of two steps, for next to no bytes
+        model, alone = cost(record["gradient_bytes"], world, latency, link)[2], rows["NCCL's all-reduce alone"]["microseconds"]
+        print(f"    the exchange of {record['gradient_bytes'] / 1e6:.0f} MB: by the model of section 5 {model:.0f} µs, by NCCL alone {alone:.0f} µs")
+
+# %% [markdown]
+# Two GPUs train nearly twice as many images a second. In bfloat16 it is less than in float32: a step takes less time, and the exchange does not,
+# because weights and gradients stay float32 under autocast. That is Amdahl's law once more. The model of section 5, with the latency and the bandwidth that were measured above, says
+# about four fifths of the time that NCCL takes.
+#
 # ## What the profiler says
 #
 # nsys shows NCCL's kernels by their names, `ncclDevKernel_AllReduce_…`, in a row of their own. Look for two things: do they lie *beside* kernels of the backward pass, or after them? And how long is the last one, beside which nothing runs? In

@@ -48,6 +48,11 @@ def fingerprint(function):
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+def of_text(function):
+    """Hex digest of the syntax tree of `function` alone, whatever it refers to."""
+    return hashlib.sha256(_text(function).encode()).hexdigest()
+
+
 def _unwrap(thing):
     """The Python function inside a kernel, device function, intrinsic or cache, or None."""
     if isinstance(thing, _CACHE) and not _is_outside(thing.__module__):
