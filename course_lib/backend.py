@@ -137,8 +137,8 @@ class _Torch(_OnGpu):
     def prefetch(self, batches):
         crossing = importlib.import_module("course_lib.runtime.host.crossing").crossing
         place = self.torch.device("cuda", self.torch.cuda.current_device())
-        on_host = ([self.torch.from_numpy(np.ascontiguousarray(a)) for a in batch]
-                   for batch in batches)  # fmt: skip
+        tensor = self.torch.from_numpy
+        on_host = ([tensor(np.ascontiguousarray(a)) for a in batch] for batch in batches)
         for batch in crossing(on_host, place):
             yield tuple(batch)
 

@@ -60,7 +60,7 @@ FIGURES = (
     Figure("files from nn.Linear to the kernel", 13, 12),
     # Three of the files and twelve of the calls choose between the ways of a convolution.
     Figure("files from nn.Conv2d to the kernel", 26),
-    Figure("calls of a first nn.Conv2d", 578),
+    Figure("calls of a first nn.Conv2d", 391),
     Figure("files of a first check", 27, 25),
     Figure("files of a later check", 19, 16),
     Figure("modules that a first check loads for nothing", 12, 0),
@@ -76,7 +76,7 @@ FIGURES = (
     Figure("kernel objects that neither AUTO nor a lesson takes", 97, 0),
     Figure("operations that import inner files of others", 0, 0),
     Figure("kernels without a docstring of their parameters", 201),
-    Figure("lines that the formatter is told to leave", 1474),
+    Figure("lines that the formatter is told to leave", 1470),
     Figure("files of kernels over 300 lines", 7),
     # Not yet in the bar: 3,680 lines of attention, 445 of scaled_softmax, 2,150 of convolutions
     # that are gathered, joined, or products of matrices, 590 of rows off boundaries, 330 of streams
@@ -86,7 +86,7 @@ FIGURES = (
     # scaled_softmax's, of the audit of plans and of the choice of faster layers, and 2,700 of the
     # commands for others' scripts, of ranks, of streamed sets and of the wheel. 280 are the wrong
     # kernels of lesson 21.
-    Figure("lines of tests", 72612, 52000),
+    Figure("lines of tests", 72445, 52000),
     Figure("contract proofs", 6129, 6129, least=True),
     Figure("planted mistakes rejected", 26, 26, least=True),
     Figure("known-wrong kernels rejected", 1490, 1490, least=True),

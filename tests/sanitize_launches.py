@@ -2,7 +2,7 @@
 
 Shapes are odd, tiny and misaligned on purpose, because that is where a guard is missing, and small,
 because compute-sanitizer is slow. What planners keep for large inputs is taken here by other
-constants of theirs; kernels with tiles are in `sanitize_tiles`.
+constants of theirs; ways of larger problems are taken by name, as the contract does.
 """
 
 import contextlib
@@ -56,16 +56,13 @@ def main(names):
 
 def parts():
     """{name: generator that launches kernels and yields what they wrote}, the longest first."""
-    import sanitize_tiles
-
     from course_lib.operations import OPERATIONS
 
     found = {}
-    for part in (*sanitize_tiles.PARTS_BY_DTYPE, squeezing, max_pooling_in_patches):
+    for part in (squeezing, max_pooling_in_patches):
         for dtype in DTYPES:
             name = f"{part.__name__}_{str(dtype).removeprefix('torch.')}"
             found[name] = functools.partial(part, dtype)
-    found |= sanitize_tiles.parts()
     for part in (max_pooling, batch_normalising, rows_in_parts, cross_entropies, optimising,
                  spreading_means, drawing_batches, intrinsics):  # fmt: skip
         found[part.__name__] = part

@@ -32,11 +32,19 @@ def on_the_cpu(monkeypatch):
     without_a_gpu(monkeypatch)
     layers = torch.nn
     set_all(
-        monkeypatch, data_parallel, DEVICE="cpu", BACKEND="gloo", ROUND=0, WARM_UP=1, nn=layers,
-        optim=torch.optim, ops=torch.nn.functional, PRECISIONS=("float32",),
+        monkeypatch,
+        data_parallel,
+        DEVICE="cpu",
+        BACKEND="gloo",
+        ROUND=0,
+        WARM_UP=1,
+        nn=layers,
+        optim=torch.optim,
+        ops=torch.nn.functional,
+        PRECISIONS=("float32",),
         SHAPES={"resnet18_small": (2, 3, 16, 16), "unet": (2, 2, 8, 8)},
         WAYS={label: (layers, False, bar) for label, (_, _, bar) in data_parallel.WAYS.items()},
-    )  # fmt: skip
+    )
     narrow = functools.partial(models.resnet18_small, widths=(2, 2, 4, 4))
     monkeypatch.setattr(models, "resnet18_small", narrow)
     set_all(monkeypatch, unet, DEPTH=2, CHANNELS=2, network_hash=lambda: "a hash")

@@ -40,9 +40,10 @@ def streams(monkeypatch):
     waited = []
     stream = SimpleNamespace(synchronize=lambda: waited.append("copies"))
     cuda = SimpleNamespace(
-        Stream=lambda place: stream, current_stream=lambda place: "current",
+        Stream=lambda place: stream,
+        current_stream=lambda place: "current",
         stream=lambda chosen: contextlib.nullcontext(),
-    )  # fmt: skip
+    )
     monkeypatch.setattr(crossing, "torch", SimpleNamespace(cuda=cuda))
     return waited
 

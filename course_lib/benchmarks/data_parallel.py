@@ -99,9 +99,13 @@ def _record(case, world, one, more):
         case.name, (world, *shape), case.precision, [*rows, exchange], kernel_hash(case), COMMAND
     )
     return record | {
-        "default": f"ours, {world} GPUs", "gradient_bytes": more["bytes"], **scaling, "bars": bars,
-        "exchange_hidden": more["hidden"], "exchange_traced": more["traced"],
-    }  # fmt: skip
+        "default": f"ours, {world} GPUs",
+        "gradient_bytes": more["bytes"],
+        **scaling,
+        "bars": bars,
+        "exchange_hidden": more["hidden"],
+        "exchange_traced": more["traced"],
+    }
 
 
 # -------------------------------------------------------------------------------------- ranks
@@ -122,9 +126,12 @@ def _rank(rank, world, folder, cases, rounds):
         torch.cuda.set_device(place)
     if world > 1:
         distributed.init_process_group(
-            BACKEND, init_method=f"file://{folder}/store", rank=rank, world_size=world,
+            BACKEND,
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=world,
             device_id=place,
-        )  # fmt: skip
+        )
     torch.backends.cudnn.benchmark = True
     found = [_of_case(case, rank, world, rounds) for case in cases]
     if world > 1:  # at last: launches are slower once a profiler has been there
@@ -207,8 +214,10 @@ def _traced(case, rank):
     spent = sum(end - start for name, start, end in events if NCCL in name)
     if not spent:
         raise AssertionError("the profiler saw no kernel of NCCL's")
-    return {"traced": round(spent / TRACED, 1),
-            "hidden": round(unet_kernels.share_hidden(events, NCCL), 4)}  # fmt: skip
+    return {
+        "traced": round(spent / TRACED, 1),
+        "hidden": round(unet_kernels.share_hidden(events, NCCL), 4),
+    }
 
 
 def _check(case, rank, world):

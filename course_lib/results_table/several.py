@@ -18,19 +18,34 @@ def training(records):
         rates = {row["label"]: row.get("images_per_second") for row in record["rows"]}
         for label in (each.removesuffix(", 1 GPU") for each in rates if each.endswith(", 1 GPU")):
             one, several = rates[f"{label}, 1 GPU"], rates[f"{label}, {world} GPUs"]
-            lines.append([
-                f"`{network}`", record["dtype"], record["shape"][1], label, f"{one:,.0f}", world,
-                f"{several:,.0f}", f"{several / one:.2f}", when(record),
-            ])  # fmt: skip
+            lines.append(
+                [
+                    f"`{network}`",
+                    record["dtype"],
+                    record["shape"][1],
+                    label,
+                    f"{one:,.0f}",
+                    world,
+                    f"{several:,.0f}",
+                    f"{several / one:.2f}",
+                    when(record),
+                ]
+            )
         for label, why in record.get("left_out", {}).items():
             told.setdefault((record["dtype"], why), {})[label] = None
     if not lines:
         return ""
     columns = {
-        "network": "---", "type": "---", "images a GPU": "--:", "step": "---",
-        "images/s, 1 GPU": "--:", "GPUs": "--:", "images/s": "--:", "times as many": "--:",
+        "network": "---",
+        "type": "---",
+        "images a GPU": "--:",
+        "step": "---",
+        "images/s, 1 GPU": "--:",
+        "GPUs": "--:",
+        "images/s": "--:",
+        "times as many": "--:",
         "measured": "---",
-    }  # fmt: skip
+    }
     sentences = ["A step is forward, loss, backward, the exchange of all gradients and SGD."]
     sentences += filter(None, map(_exchange, records))
     sentences += [
@@ -64,11 +79,15 @@ def all_reduces(records):
     for record in records:
         rows = {row["label"]: row for row in record["rows"]}
         best = max(rows.values(), key=lambda row: row["bus_gbps"])
-        lines.append([
-            record["shape"][0], f"{record['shape'][1]:,}",
-            *(f"{rows[label]['microseconds']:,.0f}" for label in labels),
-            f"{best['bus_gbps']:,.1f}", f"{record['link_gbps']:,.1f}",
-        ])  # fmt: skip
+        lines.append(
+            [
+                record["shape"][0],
+                f"{record['shape'][1]:,}",
+                *(f"{rows[label]['microseconds']:,.0f}" for label in labels),
+                f"{best['bus_gbps']:,.1f}",
+                f"{record['link_gbps']:,.1f}",
+            ]
+        )
     columns = {"GPUs": "--:", "numbers": "--:"}
     columns |= dict.fromkeys([f"{label}, µs" for label in labels], "--:")
     columns |= {"fastest, bus GB/s": "--:", "copy, GB/s": "--:"}
