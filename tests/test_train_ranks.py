@@ -14,7 +14,7 @@ from stopped_runs import one_thread
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from course_lib import backend, data, train
+from course_lib import backend, cli, data, train
 from course_lib.train import checkpoint, folder, image_classifier, images, loop, ranks
 from course_lib.train.fashion_mnist_graph import FashionMNISTPass
 from course_lib.train.sar import SarSettings, train_sar
@@ -324,6 +324,31 @@ def test_what_concerns_the_folder_is_raised_on_every_rank(root, tmp_path):
     in_ranks(2, lambda: run(root, tmp_path / "run", epochs=1) and None)
     assert "is of an earlier run" in str(told())
     assert "batch_size was 6, and is now 8" in str(told(resume=True, batch_size=8))
+
+
+@pytest.mark.parametrize("first, second, told", [
+    (["images", "--checkpoint-steps", "1"], ["images", "--max-minutes", "1"],
+     "rank 1 has checkpoint_steps None, and rank 0 1; max_minutes 1.0, and rank 0 None: start all"),
+    (["images"], ["images", "--model", "resnet18_small"], "rank 1 has model 'resnet18_small'"),
+    (["images"], ["leaves"], "rank 1 has task 'leaves', and rank 0 'images': start all with one"),
+    (["leaves"], ["leaves", "--evaluate", "a.pt"], "rank 1 has evaluate 'a.pt', and rank 0 None"),
+])  # fmt: skip
+def test_other_commands_are_refused_before_anything_is_read(first, second, told, tmp_path, capfd):
+    missing = ["--data", str(tmp_path / "missing"), "--device", "cpu"]
+
+    def command():
+        return cli.main(["train", *(second if os.environ["RANK"] == "1" else first), *missing])
+
+    assert in_ranks(2, command, join=False) == [2, 2]
+    assert told in capfd.readouterr().err
+
+
+def test_other_images_on_a_host_are_told():
+    def refused():
+        ranks.require_same({"seed": 1, "images": f"a hash {ranks.number()}"})
+
+    for found in in_ranks(2, refused):
+        assert "rank 1 has read other images than rank 0, in number, names or" in str(found)
 
 
 def _spoilt(task, loss, right):

@@ -60,8 +60,9 @@ def _folder_of(root, download):
     try:
         FashionMNIST(root, download=True)
     except (OSError, RuntimeError) as error:
+        why = " ".join(str(error).split())  # torchvision's has several lines
         raise DataError(
-            f"Fashion-MNIST could not be downloaded to {root} ({error}). Try again, or fetch its "
+            f"Fashion-MNIST could not be downloaded to {root} ({why}). Try again, or fetch its "
             "four files elsewhere and name their folder."
         ) from error
     return root / FOLDERS[-1]

@@ -40,6 +40,11 @@ SETTINGS = {
         "epochs", "batch_size", "learning_rate", "precision", "checkpoint_steps", "trainer",
     ),
 }  # fmt: skip
+#: Settings in which ranks may differ: what there is on a host, and where.
+OF_A_HOST = {
+    "cache", "checkpoint_dir", "data", "data_dir", "device", "download", "memory_fraction",
+    "memory_limit", "num_workers", "prefetch_factor", "use_cuda",
+}  # fmt: skip
 
 
 def run(options, progress):
@@ -51,12 +56,15 @@ def run(options, progress):
     try:
         _read_settings(options)
         if options.evaluate:
+            with joining.joined("cpu", options.rank_timeout):
+                _require_one_command(options)
             if joining.is_started() and os.environ["RANK"] != "0":
                 return 0
             _warn_of_cpu(options)
             with memory.explained({}):
                 return EVALUATE[options.task](options, progress)
         with joining.joined(_asked_device(options), options.rank_timeout) as name, _by_rank():
+            _require_one_command(options)
             _place(options, name)
             _warn_of_cpu(options)
             return _train(options, progress)
@@ -82,6 +90,21 @@ def _by_rank():
             stack.enter_context(contextlib.redirect_stdout(nothing))
             stack.enter_context(contextlib.redirect_stderr(nothing))
         yield
+
+
+def _require_one_command(options):
+    """Raise ValueError, on every rank, where one was started to do something else.
+
+    What is of a host alone may differ; of `resume`, rank 0's counts.
+    """
+    evaluate = options.evaluate and str(options.evaluate)
+    ranks.require_same({"task": options.task, "evaluate": evaluate})
+    if options.task in SETTINGS:
+        names = *SETTINGS[options.task], "seed", "kernels", "use_cuda_kernels"
+        found = {name: getattr(options, name) for name in names}
+    else:
+        found = dataclasses.asdict(options.settings)
+    ranks.require_same({name: found[name] for name in found.keys() - OF_A_HOST})
 
 
 def _read_settings(options):

@@ -61,7 +61,8 @@ def fit(
     """
     if checkpoint_steps is not None and checkpoint_steps < 1:
         raise ValueError(f"checkpoint_steps must be 1 or more, not {checkpoint_steps}")
-    ranks.require_same(settings)
+    plan = {"checkpoint_steps": checkpoint_steps, "has a time limit": until is not None}
+    ranks.require_same(settings | plan)
     if not ranks.is_first():
         output = progress = report = say = None
     with contextlib.ExitStack() as stack:

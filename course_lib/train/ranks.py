@@ -279,16 +279,26 @@ def first(function):
 
 
 def require_same(settings):
-    """Raise ValueError, on every rank, where one has other `settings` than rank 0."""
+    """Raise ValueError, on every rank, where one has other `settings` than rank 0.
+
+    settings  a dict of plain values; that of "images" is a hash of their contents
+    """
     if count() == 1:
         return
     each = [None] * count()
     distributed.all_gather_object(each, settings)
     for rank, theirs in enumerate(each):
+        names = sorted(each[0].keys() | theirs.keys())
+        others = [name for name in names if theirs.get(name) != each[0].get(name)]
+        if others == ["images"]:
+            raise ValueError(
+                f"rank {rank} has read other images than rank 0, in number, names or contents: "
+                "let all hosts read the same files"
+            )
         told = [
             f"{name} {theirs.get(name)!r}, and rank 0 {each[0].get(name)!r}"
-            for name in sorted(each[0].keys() | theirs.keys())
-            if theirs.get(name) != each[0].get(name)
+            for name in others
+            if name != "images"
         ]
         if told:
             raise ValueError(f"rank {rank} has {'; '.join(told)}: start all with one command")
