@@ -460,6 +460,8 @@ def test_a_chip_with_too_little_shared_memory_gets_another_way():
 
     q = torch.empty(1, 1, 64, 256)
     with planning(CHIPS[0]) as launches:
+        with pytest.raises(ValueError, match="'tensor_core' .*shared memory for heads of 256"):
+            attention.backward(*[q.half()] * 5, torch.empty(1, 1, 64), variant="tensor_core")
         attention.backward(q, q, q, q, q, torch.empty(1, 1, 64))
         with pytest.raises(ValueError, match="shared memory for heads of 256.*use one of separate"):
             attention.backward(q, q, q, q, q, torch.empty(1, 1, 64), variant="tiled")

@@ -88,6 +88,7 @@ WAYS = Ladder(
     ),
     auto="some",
 )  # fmt: skip
+FEW = Ladder(Rung("plain", list, ("k0",)), Rung("some", ways=WAYS["some"].ways[::2]), auto="plain")
 OLD = launching.Chip((8, 0), 2, 108, 40 << 20, "old")
 NEW = OLD._replace(capability=(9, 0))
 
@@ -111,6 +112,11 @@ def test_the_best_way_that_takes_a_problem(variant, problem, chip, name, plan):
 def test_a_way_asked_for_by_name_runs_or_says_why_it_can_not(variant, chip, reason):
     with pytest.raises(ValueError, match=f"variant '{variant}' {reason}"):
         WAYS.choose(variant, 12, chip)
+
+
+def test_a_rung_gives_the_reason_of_a_way_that_the_chip_has():
+    with pytest.raises(ValueError, match="'some' takes at most 9, not 12: use one of plain"):
+        FEW.choose("some", 12, OLD)
 
 
 def test_a_rung_has_the_kernels_of_its_ways():

@@ -187,15 +187,19 @@ class Ladder(Mapping):
 
     def plan(self, variant, problem, chip):
         """The `Choice` that `variant` allows, the best; a `Refusal` where none takes `problem`."""
-        names = (variant,)
+        names, refused = (variant,), None
         if variant == AUTO:
             names = self._prefer(problem, chip) if self._prefer else self.auto
         for name in names:
             found = self._named[name]
             for way in (found,) if found.launch else found.preferred(problem, chip):
-                if not isinstance(plan := way.plan(problem, chip), Refusal):
+                plan = way.plan(problem, chip)
+                if not isinstance(plan, Refusal):
                     return Choice(name if way is found else f"{name}/{way.name}", way, plan)
-        return plan  # of the last one, which is that which takes most
+                # The last one takes most; but what a newer chip could do helps nobody.
+                if refused is None or way.refusal(chip) is None:
+                    refused = plan
+        return refused
 
     def rung(self, variant, array, chosen=None):
         """The rung or way to run on the chip that `array` is on, where no problem decides.
