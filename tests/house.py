@@ -60,7 +60,7 @@ FIGURES = (
     Figure("files from nn.Linear to the kernel", 13, 12),
     # Three of the files and twelve of the calls choose between the ways of a convolution.
     Figure("files from nn.Conv2d to the kernel", 26),
-    Figure("calls of a first nn.Conv2d", 391),
+    Figure("calls of a first nn.Conv2d", 578),
     Figure("files of a first check", 27, 25),
     Figure("files of a later check", 19, 16),
     Figure("modules that a first check loads for nothing", 12, 0),

@@ -162,9 +162,13 @@ def test_copies_are_hidden_by_what_runs_beside_them():
 
 def test_marks_are_taken_off_again(on_the_cpu):
     kinds = [kind for kinds in tape.OPERATIONS.values() for kind in kinds]
-    before = [dict(vars(kind)) for kind in kinds]
+
+    def functions():  # without what copying an object of a kind notes at it
+        return [{k: v for k, v in vars(kind).items() if k != "__slotnames__"} for kind in kinds]
+
+    before = functions()
     tape.shares(2, 2, "", "", shape=(1, 2, 8, 8), channels=2, n_classes=2)
-    assert [dict(vars(kind)) for kind in kinds] == before
+    assert functions() == before
 
 
 def test_what_is_wrong_is_not_timed_and_the_rest_is_kept(on_the_cpu, layers, monkeypatch, capsys):
