@@ -81,12 +81,12 @@ FIGURES = (
     # Not yet in the bar: 3,680 lines of attention, 445 of scaled_softmax, 2,150 of convolutions
     # that are gathered, joined, or products of matrices, 590 of rows off boundaries, 330 of streams
     # of tiles, 500 of all_reduce.
-    Figure("lines of kernels", 35763, 26609),
+    Figure("lines of kernels", 35762, 26609),
     # Nor are 3,300 lines of attention's tests and of the wrong kernels of its lessons, 750 of
     # scaled_softmax's, of the audit of plans and of the choice of faster layers, and 2,700 of the
     # commands for others' scripts, of ranks, of streamed sets and of the wheel. 280 are the wrong
     # kernels of lesson 21.
-    Figure("lines of tests", 72445, 52000),
+    Figure("lines of tests", 72497, 52000),
     Figure("contract proofs", 6129, 6129, least=True),
     Figure("planted mistakes rejected", 26, 26, least=True),
     Figure("known-wrong kernels rejected", 1490, 1490, least=True),

@@ -117,6 +117,7 @@ UNEVEN = {"batch_size": 7, "grad_accum_steps": 1, "optimizer": "adamw", "learnin
 
 def without_dropout(create, dtype=torch.float32):
     """`create`, whose networks drop nothing, which each rank would draw for itself."""
+
     def created(*arguments):
         model = create(*arguments)
         for layer in model.modules():
@@ -326,13 +327,27 @@ def test_what_concerns_the_folder_is_raised_on_every_rank(root, tmp_path):
     assert "batch_size was 6, and is now 8" in str(told(resume=True, batch_size=8))
 
 
-@pytest.mark.parametrize("first, second, told", [
-    (["images", "--checkpoint-steps", "1"], ["images", "--max-minutes", "1"],
-     "rank 1 has checkpoint_steps None, and rank 0 1; max_minutes 1.0, and rank 0 None: start all"),
-    (["images"], ["images", "--model", "resnet18_small"], "rank 1 has model 'resnet18_small'"),
-    (["images"], ["leaves"], "rank 1 has task 'leaves', and rank 0 'images': start all with one"),
-    (["leaves"], ["leaves", "--evaluate", "a.pt"], "rank 1 has evaluate 'a.pt', and rank 0 None"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "first, second, told",
+    [
+        (
+            ["images", "--checkpoint-steps", "1"],
+            ["images", "--max-minutes", "1"],
+            "rank 1 has checkpoint_steps None, and rank 0 1; max_minutes 1.0, and rank 0 None",
+        ),
+        (["images"], ["images", "--model", "resnet18_small"], "rank 1 has model 'resnet18_small'"),
+        (
+            ["images"],
+            ["leaves"],
+            "rank 1 has task 'leaves', and rank 0 'images': start all with one",
+        ),
+        (
+            ["leaves"],
+            ["leaves", "--evaluate", "a.pt"],
+            "rank 1 has evaluate 'a.pt', and rank 0 None",
+        ),
+    ],
+)
 def test_other_commands_are_refused_before_anything_is_read(first, second, told, tmp_path, capfd):
     missing = ["--data", str(tmp_path / "missing"), "--device", "cpu"]
 

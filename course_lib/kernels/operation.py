@@ -58,9 +58,7 @@ class Way:
 
     def plan(self, problem, chip):
         """The plan for `problem` on `chip`, or a `Refusal`."""
-        if chip.capability < self.needs:
-            return self.refusal(chip)
-        return self._plan(problem, chip) if self._plan else problem
+        return self.refusal(chip) or (self._plan(problem, chip) if self._plan else problem)
 
 
 class Rung(Way):
@@ -193,8 +191,7 @@ class Ladder(Mapping):
         for name in names:
             found = self._named[name]
             for way in (found,) if found.launch else found.preferred(problem, chip):
-                plan = way.plan(problem, chip)
-                if not isinstance(plan, Refusal):
+                if not isinstance(plan := way.plan(problem, chip), Refusal):
                     return Choice(name if way is found else f"{name}/{way.name}", way, plan)
                 # The last one takes most; but what a newer chip could do helps nobody.
                 if refused is None or way.refusal(chip) is None:
@@ -232,9 +229,7 @@ def _chosen(ladder, variant, problem, chip):
     ladder.require(variant)
     found = ladder.plan(variant, problem, chip)
     if isinstance(found, Refusal):
-        others = [
-            rung for rung in ladder if not isinstance(ladder.plan(rung, problem, chip), Refusal)
-        ]
+        others = [r for r in ladder if not isinstance(ladder.plan(r, problem, chip), Refusal)]
         raise ValueError(_refused(variant, found, others))
     return found
 

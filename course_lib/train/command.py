@@ -41,10 +41,10 @@ SETTINGS = {
     ),
 }  # fmt: skip
 #: Settings in which ranks may differ: what there is on a host, and where.
-OF_A_HOST = {
-    "cache", "checkpoint_dir", "data", "data_dir", "device", "download", "memory_fraction",
-    "memory_limit", "num_workers", "prefetch_factor", "use_cuda",
-}  # fmt: skip
+OF_A_HOST = frozenset(
+    "cache checkpoint_dir data data_dir device download memory_fraction memory_limit num_workers "
+    "prefetch_factor use_cuda".split()
+)
 
 
 def run(options, progress):
@@ -209,9 +209,7 @@ def _evaluate_leaves(options, progress):
 
 
 def _evaluate_fashion_mnist(options, progress):
-    model, settings = fashion_mnist.load_fashion_mnist(
-        options.evaluate, device_name=options.device
-    )
+    model, settings = fashion_mnist.load_fashion_mnist(options.evaluate, device_name=options.device)
     part = Part(*_fashion_mnist(options, False), data.FASHION_CLASSES)
     return _tell(model, part, settings, "test")
 
