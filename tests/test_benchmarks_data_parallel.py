@@ -1,5 +1,6 @@
 """The benchmark of training on several GPUs, by processes without any."""
 
+import contextlib
 import functools
 import multiprocessing
 
@@ -77,14 +78,21 @@ def test_both_networks_on_one_rank_and_on_two():
     assert "Left out of float32: ours and PyTorch (it is late)." in told
 
 
-def test_gradients_that_are_no_average_are_not_timed(monkeypatch, capfd):
-    def alone(model, **options):
-        return model
+@pytest.mark.parametrize(
+    "place, name",
+    [
+        (torch.nn.parallel, "DistributedDataParallel"),
+        (data_parallel.ranks, "Overlapped"),
+    ],
+)
+def test_gradients_that_are_no_average_are_not_timed(monkeypatch, capfd, place, name):
+    def alone(given):
+        return given if name == "DistributedDataParallel" else contextlib.nullcontext()
 
-    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", alone)
+    monkeypatch.setattr(place, name, alone)
     with pytest.raises(RuntimeError, match="a rank ended with 1"):
         data_parallel.run(names=["data_parallel.unet"], rounds=2)
-    assert "averaged gradients of rank 0 are off by" in capfd.readouterr().err
+    assert f"averaged by {name}, rank 0 is off by" in capfd.readouterr().err
 
 
 def test_one_gpu_is_refused(monkeypatch):

@@ -13,6 +13,7 @@ network in one precision on so many GPUs. Beside the steps stand
 Before anything is timed, averaged gradients are held to the mean of those of all ranks.
 """
 
+import contextlib
 import json
 import re
 import tempfile
@@ -221,22 +222,29 @@ def _traced(case, rank):
 
 
 def _check(case, rank, world):
-    """AssertionError where averaged gradients are not the mean of all ranks' own."""
-    gradients = {}
-    for shared in (False, True):
-        model, x, target = _made(case, rank, nn)
-        network = model
-        if shared:
-            network = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-        with arithmetic(case.precision), autocast(x.device, case.precision):
-            logits = network(x)
-        ops.cross_entropy(logits.float(), target).backward()
-        gradients[shared] = torch.cat([p.grad.reshape(-1).double() for p in model.parameters()])
-    parts = [torch.empty_like(gradients[False]) for _ in range(world)]
-    distributed.all_gather(parts, gradients[False])
+    """AssertionError where gradients, averaged either way, are not the mean of all ranks'."""
+    alone = _gradients(case, rank)
+    parts = [torch.empty_like(alone) for _ in range(world)]
+    distributed.all_gather(parts, alone)
     true = torch.stack(parts).mean(0)
-    off = ((gradients[True] - true).norm() / true.norm()).item()
-    assert off < FAR, f"{case.name}: averaged gradients of rank {rank} are off by {off:.1e}"
+    for label, options in {
+        "DistributedDataParallel": {"wrap": torch.nn.parallel.DistributedDataParallel},
+        "Overlapped": {"overlap": ranks.Overlapped},
+    }.items():
+        off = ((_gradients(case, rank, **options) - true).norm() / true.norm()).item()
+        assert off < FAR, f"{case.name}: averaged by {label}, rank {rank} is off by {off:.1e}"
+
+
+def _gradients(case, rank, wrap=lambda model: model, overlap=lambda p: contextlib.nullcontext()):
+    """Of all parameters, one after another, in float64."""
+    model, x, target = _made(case, rank, nn)
+    network = wrap(model)
+    with arithmetic(case.precision), autocast(x.device, case.precision):
+        logits = network(x)
+    loss = ops.cross_entropy(logits.float(), target)
+    with overlap(model.parameters()):
+        loss.backward()
+    return torch.cat([p.grad.reshape(-1).double() for p in model.parameters()])
 
 
 def kernel_hash(case):
