@@ -75,7 +75,7 @@ def test_both_networks_on_one_rank_and_on_two():
     assert "## Several GPUs" in told and "lie under others for 75\xa0% of their time" in told
     left_out = found[0] | {"left_out": {"ours": "it is late", "PyTorch": "it is late"}}
     told = results_table.page([{"device": {"name": "A chip"}, "records": [left_out]}])
-    assert "Left out of float32: ours and PyTorch (it is late)." in told
+    assert "Without PyTorch of `resnet18_small` in float32: it is late." in told
 
 
 @pytest.mark.parametrize(

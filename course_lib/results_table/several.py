@@ -12,7 +12,7 @@ def several_gpus(records):
 def training(records):
     """Images per second on one GPU and on several, with the same batch on each."""
     records = [record for record in records if record["name"].startswith("data_parallel.")]
-    lines, told = [], {}
+    lines, left_out = [], []
     for record in records:
         network, world = record["name"].partition(".")[2], record["shape"][0]
         rates = {row["label"]: row.get("images_per_second") for row in record["rows"]}
@@ -32,7 +32,7 @@ def training(records):
                 ]
             )
         for label, why in record.get("left_out", {}).items():
-            told.setdefault((record["dtype"], why), {})[label] = None
+            left_out.append(f"Without {label} of `{network}` in {record['dtype']}: {why}.")
     if not lines:
         return ""
     columns = {
@@ -48,11 +48,7 @@ def training(records):
     }
     sentences = ["A step is forward, loss, backward, the exchange of all gradients and SGD."]
     sentences += filter(None, map(_exchange, records))
-    sentences += [
-        f"Left out of {dtype}: {' and '.join(labels)} ({why})."
-        for (dtype, why), labels in told.items()
-    ]
-    return f"{table(columns, lines)}\n\n{' '.join(sentences)}"
+    return f"{table(columns, lines)}\n\n{' '.join(sentences + left_out)}"
 
 
 def _exchange(record):
