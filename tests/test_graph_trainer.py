@@ -12,6 +12,7 @@ from tensors import PLACE
 from course_lib import nn, ops, optim, train
 from course_lib.train import GraphTrainer, memory, schedules
 from course_lib.train.randomness import repeatable
+from course_lib.train.rates import takes_tensors
 from course_lib.train.step import Step, why_not_captured
 
 OURS, TORCHS = (nn, ops.cross_entropy, optim), (torch.nn, F.cross_entropy, torch.optim)
@@ -425,3 +426,10 @@ def test_precisions_are_set_for_the_step_alone(monkeypatch):
 def test_optimisers_that_cannot_be_captured_say_why(make, scaled, scheduled, told):
     found = why_not_captured(make([torch.nn.Parameter(torch.ones(2))]), scaled, scheduled)
     assert found is told is None or re.search(told, found)
+
+
+def test_rates_are_numbers_on_several_devices_unless_the_optimiser_is_fused():
+    optimizer = torch.optim.Adam([torch.ones(2), torch.ones(2, device="meta")])
+    for fused in (False, True):
+        optimizer.param_groups[0] |= {"capturable": True, "fused": fused}
+        assert takes_tensors(optimizer) is fused

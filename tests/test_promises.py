@@ -19,6 +19,8 @@ L2_BYTES = H200["device"]["l2_bytes"]
 EAGER = "PyTorch eager"
 SOFTMAX = {f"{name}.{way}" for name in softmax.OPERATIONS for way in ("forward", "backward")}
 VECTORISED = (*activation.OPERATIONS, "global_avg_pool")
+BEST = ", bfloat16, channels-last, captured, in parallel"  # of two pathways
+FASTEST = f"PyTorch{BEST}"
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,27 @@ PROMISES = [
           *((f"has its graph's kernels, {when}", lambda r, when=when: 1 - abs(
               r["kernel_microseconds"][when] / r["graph_microseconds"][when] - 1), 0.85)
             for when in ("before", "after")))),
+    Promise("prefetch: faster than a copy when needed", named("prefetch.training"),
+            faster_than("copied when needed", "by backend.prefetch"), 1),
+    Promise("two pathways, training: ours ahead, by far where float32 is captured",
+            named("two_pathways.training"), lambda r: min(
+                faster_than("PyTorch, naive", "ours")(r), faster_than(FASTEST, f"ours{BEST}")(r),
+                faster_than("PyTorch, captured", "ours, captured")(r) / 1.3), 1),
+    Promise("two pathways: checkpointing costs more than a third", named("two_pathways.training"),
+            faster_than("PyTorch, checkpointing", "PyTorch, naive"), 4 / 3),
+    Promise("two pathways, forward in bfloat16: PyTorch ahead", named("two_pathways.forward"),
+            faster_than(f"ours{BEST}", FASTEST), 1.15),
+    *(Promise(f"two pathways: {faster} before {slower}, {name}", named(name),
+              faster_than(slower, faster), 1)
+      for name, faster, slower in (
+          ("two_pathways.forward", "ours, two GPUs", "ours"),
+          ("two_pathways.forward", "PyTorch, two GPUs", "PyTorch, naive"),
+          ("two_pathways.forward", "PyTorch, TF32", "PyTorch, TF32, two GPUs"),
+          ("two_pathways.training", "ours", "ours, two GPUs"))),
+    Promise("two GPUs: nearly twice the images where the host does not limit a step",
+            lambda r: operation(r) == "data_parallel", lambda r: min(
+                r[f"scaling_ours{way}"] for way in ("_captured", "")
+                if way or r["dtype"] == "float32"), 1.8),
 ]  # fmt: skip
 
 

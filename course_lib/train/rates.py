@@ -74,7 +74,13 @@ class Rates:
 
 
 def takes_tensors(optimizer):
-    """Whether a step reads learning rates from the GPU's memory."""
+    """Whether a step reads learning rates from the GPU's memory.
+
+    PyTorch's ``capturable=True`` alone reads a rate on the device of its parameters only, so a
+    network on several devices has plain numbers there.
+    """
     if isinstance(optimizer, Fused):
         return True
-    return all(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+    groups = optimizer.param_groups
+    on_one = len({p.device for group in groups for p in group["params"]}) < 2
+    return all(bool(g.get("fused") or g.get("capturable") and on_one) for g in groups)

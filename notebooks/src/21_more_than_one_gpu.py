@@ -616,8 +616,8 @@ for record in bench.find(records, name="data_parallel*"):
 
 # %% [markdown]
 # In float32, and where a step is captured, two GPUs train nearly twice as many images a second. In bfloat16 it is less than in float32: a step takes less time, and the exchange does not,
-# because weights and gradients stay float32 under autocast. That is Amdahl's law once more. A step in bfloat16 that is not captured gains least. It waits for the host, which starts kernel after
-# kernel, and has the exchange to start as well. The model of section 5, with the latency and the bandwidth that were measured above, says
+# because weights and gradients stay float32 under autocast. That is Amdahl's law once more. A step in bfloat16 that is not captured waits for the host, which starts kernel after
+# kernel. Its time follows what else the host does, and tells little of the exchange: one network gains least of all here, and another seems to gain more than twice. The model of section 5, with the latency and the bandwidth that were measured above, says
 # about four fifths of the time that NCCL takes.
 #
 # ## What the profiler says
