@@ -124,7 +124,10 @@ def load(folder=RECORDS):
 
 def save(cases, known, folder=RECORDS):
     """Write down what is known of `cases`: a file for each module, a line for each case."""
+    from course_lib.runtime.compile.compiler import compiled_by
+
     folder.mkdir(exist_ok=True)
+    (folder / "compiled_by.txt").write_text(json.dumps(compiled_by()) + "\n", encoding="utf-8")
     for module in modules():
         lines = []
         for case in cases:

@@ -9,7 +9,9 @@ import pytest
 
 from course_lib import bench
 from course_lib.benchmarks import launches
+from course_lib.kernels import activation
 from course_lib.kernels.activation import OPERATIONS
+from course_lib.runtime.compile import compiler
 
 HELD = bench.load_records("NVIDIA H200")
 LISTED = [record for record in HELD["records"] if "launches" in record]
@@ -169,6 +171,37 @@ def test_ptx_decides_where_it_is_known_and_else_the_source(monkeypatch):
     assert why(found).endswith("has other PTX")
     monkeypatch.setattr(launches, "_ptx_hashes", lambda capability: {})
     assert why(found).endswith("has another source, and its PTX is not known")
+
+
+def test_a_program_goes_by_ptx_where_it_is_known_and_else_by_its_source(monkeypatch):
+    listed = [*activation.specialisations()][:2]
+    monkeypatch.setattr(compiler, "case_key", lambda source, by: source[0])
+
+    def hashed(text, **known):
+        monkeypatch.setattr(launches, "fingerprint_of", lambda kernel: text)
+        monkeypatch.setattr(launches, "_ptx_hashes", lambda capability: known)
+        return launches.specialisations_hash(listed)
+
+    by_ptx, by_source = hashed("before", before="PTX"), hashed("before")
+    assert by_ptx == hashed("after", after="PTX") != hashed("after", after="other PTX")
+    assert by_ptx != by_source == hashed("before", after="PTX") != hashed("after")
+
+
+def test_a_program_is_the_same_in_any_order_and_with_any_numba(monkeypatch):
+    listed = [*activation.specialisations()]
+    found = launches.specialisations_hash(listed)
+    monkeypatch.setattr(compiler, "compiled_by", lambda: ["another numba"])
+    assert launches.specialisations_hash(listed[::-1]) == found
+    fewer = [each for each in listed if "relu6" not in each[0]]
+    kept = launches.specialisations_hash(listed, lambda label: "relu6" not in label)
+    assert kept == launches.specialisations_hash(fewer) != found
+    monkeypatch.setattr(launches, "_compiled_by", compiler.compiled_by)
+    assert launches.specialisations_hash(listed) != found, "the compile gate knows their PTX"
+
+
+def test_a_kernel_without_specialisations_is_told():
+    with pytest.raises(ValueError, match="kernels.activation lists no specialisation of "):
+        launches.of_kernels(activation.leaky_relu_of(0.3).FORWARD["naive"].kernels, activation)
 
 
 def test_other_chips_get_other_launches():

@@ -12,7 +12,7 @@ import course_lib
 from course_lib import bench, cli, device, ops, results_table
 from course_lib.benchmarks import drawn, drawn_compiling, drawn_problems, gpu, launches
 from course_lib.benchmarks.drawn_problems import OPERATIONS, problem
-from course_lib.kernels import global_avg_pool
+from course_lib.kernels import conv2d, global_avg_pool
 
 H200 = bench.load_records("NVIDIA H200")["device"]
 
@@ -79,6 +79,17 @@ def test_passes_are_checked_and_timed(times):
             assert (case["ours"], case["eager"], case["compiled"]) == (20, 10, 5)
             assert 0 <= case["error"] <= 2 * case["eager_error"] + 1e-2
     assert {r["name"]: r["kernel_hash"] for r in found}.items() <= drawn.kernel_hashes().items()
+
+
+def test_kernels_of_groups_take_part_in_grouped_convolutions_alone(monkeypatch):
+    (label, *first), *others = listed = [*conv2d.specialisations()]
+    grouped = [(f"{label} of groups", *first), *others]
+    monkeypatch.setattr(conv2d, "specialisations", lambda: grouped)
+    monkeypatch.setattr(drawn, "_hash_of", drawn._hash_of.__wrapped__)
+    names = "conv2d", "depthwise_conv2d", "grouped_conv2d"
+    plain, depthwise, of_groups = map(drawn._kernel_hash, names)
+    assert plain == depthwise == launches.specialisations_hash(others) != of_groups
+    assert of_groups == launches.specialisations_hash(listed)
 
 
 @pytest.mark.parametrize("change, words", [(1.5, "is wrong"), (math.nan, "left elements")])

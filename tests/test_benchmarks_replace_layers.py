@@ -1,5 +1,7 @@
 """The benchmark of whole networks by our layers, without a GPU."""
 
+import re
+
 import pytest
 import torch
 import torchvision
@@ -9,8 +11,9 @@ from test_benchmarks_efficientnet import Event
 from torch import nn
 
 from course_lib import benchmarks, results_table
-from course_lib.benchmarks import efficientnet
+from course_lib.benchmarks import efficientnet, launches
 from course_lib.benchmarks import replace_layers as benchmark
+from course_lib.kernels import activation, global_avg_pool
 from course_lib.nn.layer import Layer
 from course_lib.runtime.host.launch import recorded
 
@@ -61,6 +64,18 @@ def test_all_are_timed_in_both_layouts(on_the_cpu):
         assert 0 < errors["ours"] <= 2 * errors["PyTorch eager"] < 1e-4
         assert record["kernel_hash"] == benchmark.kernel_hash(benchmark.KERNELS["small"])
     assert "replace_layers.small 3x3x5x5 float32: ours " in benchmarks.table(found)
+
+
+def test_the_kernels_of_groups_and_of_other_rungs_do_not_take_part(monkeypatch):
+    listed = [*global_avg_pool.specialisations()]
+    default = re.compile(r"relu\.\w+ (vectorised|rows) ").match
+    relu = [each for each in activation.specialisations() if default(each[0])]
+    (label, *first), *others = listed
+    grouped = [(f"{label} of groups", *first), *others]
+    monkeypatch.setattr(global_avg_pool, "specialisations", lambda: grouped)
+    found = benchmark.kernel_hash(((global_avg_pool,), (activation.relu,)))
+    assert found == launches.specialisations_hash([*others, *relu])
+    assert found != launches.specialisations_hash([*listed, *relu])
 
 
 def test_a_vision_transformer_takes_a_step(on_the_cpu):

@@ -16,6 +16,7 @@ import compile_gate
 import pytest
 
 from course_lib import kernels
+from course_lib.benchmarks.launches import fingerprint_of
 from course_lib.kernels import (
     activation,
     all_reduce,
@@ -36,6 +37,8 @@ from course_lib.kernels import (
 from course_lib.kernels.blocks import columns, row_plan
 from course_lib.kernels.softmax import plan
 from course_lib.kernels.squeeze_excite import batched, resident_plan
+from course_lib.runtime.compile import compiler
+from course_lib.runtime.host.launch import part_name
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
 ROOT = Path(__file__).resolve().parent.parent
@@ -350,6 +353,7 @@ def test_what_is_written_down_is_read_again(tmp_path):
     compile_gate.save(cases, known, tmp_path)
     del known["old"]
     assert compile_gate.load(tmp_path) == known
+    assert json.loads((tmp_path / "compiled_by.txt").read_text()) == compiler.compiled_by()
 
 
 def test_kernels_are_compiled_for_the_chips_that_may_run_them():
@@ -371,7 +375,7 @@ from course_lib.kernels import activation
 compile_gate.modules = lambda: ("activation",)
 def keys():
     compile_gate._compilable.clear()
-    compiler._compiled_by.cache_clear()
+    compiler.compiled_by.cache_clear()
     return [case.key for case in compile_gate.list_cases()]
 before = keys()
 assert before == keys() and len(set(before)) == len(before)
@@ -388,6 +392,17 @@ for i, (name, *_) in list(enumerate(versions))[1:]:
 compiler._versions = lambda: [[*versions[0][:2], 99], *versions[1:]]
 assert before == keys()
 """
+
+
+def test_the_simulator_finds_the_same_keys(gate):
+    keys = {case.label: case.key for case in gate[0]}
+    for name in compile_gate.modules():
+        module = importlib.import_module(f"course_lib.kernels.{name}")
+        for label, kernel, parts in module.specialisations():
+            types = [part_name(part) for part in parts]
+            source = compiler.source_key(fingerprint_of(kernel), types, kernel.targetoptions)
+            assert keys.pop(label) == compiler.case_key(source), label
+    assert not keys
 
 
 def test_options_and_versions_make_a_case_a_new_one(tmp_path):

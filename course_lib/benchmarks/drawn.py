@@ -20,7 +20,7 @@ from torch._functorch import config as functorch
 
 from course_lib import bench
 from course_lib.benchmarks import case as one
-from course_lib.benchmarks import gpu
+from course_lib.benchmarks import gpu, launches
 from course_lib.benchmarks.drawn_problems import OPERATIONS, SLICED, kind_of, problem
 from course_lib.nn import choosing
 
@@ -57,7 +57,7 @@ def n_cases(records, count):
 
 
 def kernel_hashes():
-    """{record name: hash of all kernels of its operation}."""
+    """{record name: hash of what all kernels of its operation become}."""
     return {
         name: _kernel_hash(operation)
         for operation in OPERATIONS
@@ -66,13 +66,13 @@ def kernel_hashes():
 
 
 def _kernel_hash(operation):
-    return _hash_of(OPERATIONS[operation][-1])
+    return _hash_of(OPERATIONS[operation][-1], operation == "grouped_conv2d")
 
 
 @functools.cache
-def _hash_of(module):
-    kernels = {id(kernel): kernel for _, kernel, _ in module.specialisations()}
-    return bench.kernel_hash(kernels.values())
+def _hash_of(module, groups):
+    keep = None if groups else lambda label: launches.GROUPS not in label
+    return launches.specialisations_hash(module.specialisations(), keep)
 
 
 # ---- one problem --------------------------------------------------------------------------------

@@ -19,12 +19,14 @@ import torch
 from course_lib import bench
 from course_lib.benchmarks import BENCHMARKS
 from course_lib.benchmarks.case import Make
+from course_lib.kernels import activation, optimizers
 from course_lib.runtime.compile import compiler
 from course_lib.runtime.compile.fingerprint import fingerprint
-from course_lib.runtime.host.launch import Chip, planning, type_names
+from course_lib.runtime.host.launch import Chip, part_name, planning, type_names
 
 _SCALARS = int, float, np.generic
 COMPILED = Path(__file__).resolve().parents[1] / "compiled"
+GROUPS = " of groups"  # what the labels have of kernels for convolutions in groups alone
 
 
 def save(records, *, folder=None):
@@ -105,14 +107,12 @@ def _no_such_rung(i):
 
 
 def _described(kernel, grid, block, args, options, capability):
-    source = compiler.source_key(
-        fingerprint_of(kernel), type_names(args, options["flat"]), kernel.targetoptions
-    )
+    source, ptx = _hashes(kernel, type_names(args, options["flat"]), capability)
     function = kernel.py_func
     return {
         "kernel": f"{function.__module__}:{function.__qualname__}",
-        "source": hashlib.sha256(json.dumps(source).encode()).hexdigest()[:16],
-        "ptx": _ptx_hashes(capability).get(compiler.case_key(source)),
+        "source": source,
+        "ptx": ptx,
         "grid": _sizes(grid),
         "block": _sizes(block),
         "cluster": options["cluster"],
@@ -129,6 +129,13 @@ def _numbers(arg):
     return (arg,) if isinstance(arg, _SCALARS) else ()
 
 
+def _hashes(kernel, types, capability):
+    """(hash of the source of a specialisation, hash of its PTX or None where it is not known)."""
+    source = compiler.source_key(fingerprint_of(kernel), types, kernel.targetoptions)
+    ptx = _ptx_hashes(capability).get(compiler.case_key(source, _compiled_by()))
+    return hashlib.sha256(json.dumps(source).encode()).hexdigest()[:16], ptx
+
+
 fingerprint_of = functools.lru_cache(maxsize=None)(fingerprint)
 
 
@@ -141,6 +148,12 @@ def _ptx_hashes(capability):
             if len(row := rows.get(name, ())) > 4:
                 found[key] = row[4]
     return found
+
+
+@functools.cache
+def _compiled_by():
+    """What the compile gate compiled with: its keys are found by other Pythons and numbas too."""
+    return json.loads((COMPILED / "compiled_by.txt").read_text(encoding="utf-8"))
 
 
 def _sizes(sizes):
@@ -160,6 +173,49 @@ def source_hashes():
         module = importlib.import_module(f"course_lib.benchmarks.{name}")
         found |= getattr(module, "kernel_hashes", dict)()
     return found
+
+
+def specialisations_hash(listed, keep=None, capability=(9, 0)):
+    """One hash of what specialisations become: the PTX of each, else its source. No order matters.
+
+    listed      (label, kernel, argument parts) of each, as a module's `specialisations` yields them
+    keep        of a label, whether it takes part; by default all do
+    capability  whose PTX it is; by default that of Hopper, which whole programs are measured on and
+                the compile gate writes down
+    """
+    found = []
+    for label, kernel, parts in listed:
+        if keep is None or keep(label):
+            source, ptx = _hashes(kernel, list(map(part_name, parts)), capability)
+            found.append(ptx or source)
+    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()
+
+
+def of_kernels(kernels, module):
+    """The specialisations of some of a module's kernels; ValueError where one of them has none."""
+    kernels = set(kernels)
+    found = [each for each in module.specialisations() if each[1] in kernels]
+    if missing := kernels - {kernel for _, kernel, _ in found}:
+        raise ValueError(f"{module.__name__} lists no specialisation of {missing}")
+    return found
+
+
+def network_hash(modules, activations):
+    """One hash of all that a network without groups may launch.
+
+    modules      of kernels
+    activations  of `kernels.activation`: of each, what runs by default
+    """
+    listed = [each for module in modules for each in module.specialisations()]
+    for operation in activations:
+        for ladder in (operation.FORWARD, operation.BACKWARD):
+            (chosen,) = ladder.auto
+            listed += of_kernels(ladder[chosen].kernels, activation)
+    return specialisations_hash(listed, _in_networks)
+
+
+def _in_networks(label):
+    return GROUPS not in label and not label.startswith(optimizers.STOPPABLE)
 
 
 def difference(recorded, today):

@@ -17,7 +17,7 @@ import torch
 import torchvision
 
 from course_lib import bench
-from course_lib.benchmarks import efficientnet
+from course_lib.benchmarks import efficientnet, launches
 from course_lib.benchmarks.case import FORMATS
 from course_lib.kernels import (
     activation,
@@ -235,13 +235,7 @@ def _row(case, best, n_images, device, host):
 @functools.cache
 def kernel_hash(operations):
     """Of all kernels of `operations`, as in `KERNELS`."""
-    modules, activations = operations
-    found = {id(kernel): kernel for module in modules for _, kernel, _ in module.specialisations()}
-    for operation in activations:
-        for ladder in (operation.FORWARD, operation.BACKWARD):
-            (chosen,) = ladder.auto
-            found |= {id(kernel): kernel for kernel in ladder[chosen].kernels}
-    return bench.kernel_hash(found.values())
+    return launches.network_hash(*operations)
 
 
 def kernel_hashes():

@@ -17,6 +17,7 @@ import torch
 import torchvision
 
 from course_lib import bench, nn
+from course_lib.benchmarks import launches
 from course_lib.benchmarks import squeeze_excite_checks as checks
 from course_lib.benchmarks.case import (
     COMPILED,
@@ -189,7 +190,8 @@ def kernel_hash(direction):
     """Of all that the default rung may launch: it is one of these, by size."""
     ladders = [kernels.FORWARD, kernels.BACKWARD][: 1 + (direction == "both")]
     rungs = [ladder[name] for ladder in ladders for name in ladder if name != "separate"]
-    return bench.kernel_hash(dict.fromkeys(kernel for rung in rungs for kernel in rung.kernels))
+    used = {kernel for rung in rungs for kernel in rung.kernels}
+    return launches.specialisations_hash(launches.of_kernels(used, kernels))
 
 
 def kernel_hashes():

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from course_lib import bench, models, nn, ops
-from course_lib.benchmarks import gpu, unet_kernels
+from course_lib.benchmarks import gpu, launches, unet_kernels
 from course_lib.benchmarks.case import COMPILED, EAGER
 from course_lib.data.decoded import DecodedImages
 from course_lib.kernels import (
@@ -212,16 +212,7 @@ def network_hash():
     modules = (
         conv2d, batch_norm, max_pool2d, global_avg_pool, linear, cross_entropy, softmax, optimizers
     )  # fmt: skip
-    found = {
-        id(kernel): kernel
-        for module in modules
-        for label, kernel, _ in module.specialisations()
-        if not label.startswith(optimizers.STOPPABLE)
-    }
-    for ladder in (activation.relu.FORWARD, activation.relu.BACKWARD):
-        (chosen,) = ladder.auto
-        found |= {id(kernel): kernel for kernel in ladder[chosen].kernels}
-    return bench.kernel_hash(found.values())
+    return launches.network_hash(modules, (activation.relu,))
 
 
 def kernel_hashes():

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from course_lib import bench, models, nn, ops, optim
-from course_lib.benchmarks import gpu
+from course_lib.benchmarks import gpu, launches
 from course_lib.benchmarks import unet_kernels as kernels_of
 from course_lib.benchmarks import unet_tape as tape
 from course_lib.benchmarks.case import COMPILED, EAGER, FORMATS
@@ -321,16 +321,7 @@ def _once(step):
 def network_hash():
     """Of every kernel that either network may launch."""
     modules = conv2d, conv_transpose2d, batch_norm, max_pool2d, cross_entropy, optimizers
-    found = {
-        id(kernel): kernel
-        for module in modules
-        for label, kernel, _ in module.specialisations()
-        if not label.startswith(optimizers.STOPPABLE)
-    }
-    for ladder in (activation.relu.FORWARD, activation.relu.BACKWARD):
-        (chosen,) = ladder.auto
-        found |= {id(kernel): kernel for kernel in ladder[chosen].kernels}
-    return bench.kernel_hash(found.values())
+    return launches.network_hash(modules, (activation.relu,))
 
 
 def kernel_hashes():

@@ -215,9 +215,9 @@ def specialisations():
     for dtype in DTYPES:
         array, numbers = (dtype, 1), [*["int32"] * 8, "boolean"]
         types = [array, array, *["int32"] * 6, "boolean", "boolean"]
-        yield f"conv2d.spread {dtype}", grouped.spread_kernel, types
+        yield f"conv2d.spread of groups {dtype}", grouped.spread_kernel, types
         alone, with_images = grouped.TILES[4 if dtype == "float32" else 2]
-        yield f"conv2d.spread tiles {dtype}", alone, [array, array, *numbers]
+        yield f"conv2d.spread tiles of groups {dtype}", alone, [array, array, *numbers]
         images = [array, array, "int64", "int64", "boolean", "int64"]
-        label = f"conv2d.spread tiles and transpose {dtype}"
+        label = f"conv2d.spread tiles of groups and transpose {dtype}"
         yield label, with_images, [*images, array, array, *numbers]

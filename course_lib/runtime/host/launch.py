@@ -332,10 +332,19 @@ def _type_name(arg, flat):
         return _NAMES.get(name := _SCALARS[type(arg)][0], name)
     if isinstance(arg, tuple):
         return _tuple_name(type(arg))
-    dtype = str(arg.dtype).removeprefix("torch.")
     contiguous = flat or arrays.is_contiguous(arg.shape, arrays.strides_of(arg), 1)
-    n_dims = 1 if flat else len(arg.shape)
-    return f"array({_NAMES.get(dtype, dtype)}, {n_dims}d, {'C' if contiguous else 'A'})"
+    return part_name((arg.dtype, 1 if flat else len(arg.shape), contiguous))
+
+
+def part_name(part):
+    """What numba calls the `argument_type` of a part, found without numba."""
+    if isinstance(part, type):
+        return _tuple_name(part)
+    if isinstance(part, tuple):
+        dtype, n_dims, contiguous = (*part, True)[:3]
+        return f"array({part_name(dtype)}, {n_dims}d, {'C' if contiguous else 'A'})"
+    name = str(part).removeprefix("torch.")
+    return _NAMES.get(name, name)
 
 
 def _tuple_name(kind):
