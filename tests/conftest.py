@@ -129,6 +129,16 @@ def _float32():
 
 
 @pytest.fixture(autouse=True)
+def _seed(request):
+    """Tests marked `seed` draw the same random numbers each time."""
+    marker = request.node.get_closest_marker("seed")
+    if marker is not None:
+        import torch
+
+        torch.manual_seed(*marker.args)
+
+
+@pytest.fixture(autouse=True)
 def _ctrl_c():
     """SIGINT interrupts each test and the processes that it starts, wherever tests run."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -152,6 +162,24 @@ def site(tmp_path_factory):
 
     with unpacked(tmp_path_factory.mktemp("with spaces")) as folder:
         yield folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A set of 24 images to train on and 6 to validate, in the layout of Tiny-ImageNet."""
+    from image_sets import tiny_imagenet
+
+    return tiny_imagenet(tmp_path_factory.mktemp("sets") / "tiny-imagenet-200", train=8)
+
+
+@pytest.fixture(scope="module")
+def leaves_drawn_once():
+    """Every run takes the same leaves; to draw them again would be most of the time."""
+    from course_lib import data
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "leaves", functools.cache(data.leaves))
+        yield
 
 
 @pytest.fixture

@@ -22,19 +22,23 @@ import math
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 
 from course_lib import SIMULATED, reference
-from course_lib.kernels import operation
+from course_lib.kernels import operation, softmax
 from course_lib.kernels.blocks import row_plan
 from course_lib.kernels.softmax import plan
 
 PLACE = "cpu" if SIMULATED else "cuda"
+OPERATIONS = list(softmax.OPERATIONS.values())
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BOUND, FLOOR, TIMES_PYTORCH = 1e-6, 2**-22, 1.5
 # log2 of 1/(unit in the last place of 1), and of the smallest number above 0
 FRACTION_BITS = {torch.float16: (10, -24), torch.bfloat16: (7, -133)}
 CANARY, N_CANARIES = 7.0, 32
+
+both = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 
 
 def check(operation, x, dy, variant, start=0):
@@ -61,6 +65,11 @@ def check(operation, x, dy, variant, start=0):
         size = largest(np.abs(dy64)) * np.maximum(1, partial_sum * largest(np.exp(y64)))
     hold(dx, dx_torch, truth, size)
     return y, dx
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(PLACE, dtype)
 
 
 def run(function, inputs, variant, start=0):

@@ -16,11 +16,7 @@ from course_lib.runtime.host.launch import recorded
 
 NCHW, NHWC = LAYOUTS
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(6)
+pytestmark = pytest.mark.seed(6)
 
 
 def case(N, C, H, W, K, dtype=torch.float32, layout=NCHW, biased=True):

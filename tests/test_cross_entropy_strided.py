@@ -20,11 +20,7 @@ NAN, INF = math.nan, math.inf
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 6e-4, torch.bfloat16: 4.5e-3}
 FLOOR = {torch.float32: 1e-36, torch.float16: 6e-8, torch.bfloat16: 1e-36}  # half the smallest
 DTYPES = list(TOLERANCE)
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(2)
+pytestmark = pytest.mark.seed(2)
 
 
 def rows(logits):

@@ -20,11 +20,6 @@ from course_lib.train import checkpoint, classifier, image_classifier, images
 LIMIT = "20KB"  # the set takes 23, and a batch of two images 1.5
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tiny_imagenet(tmp_path_factory.mktemp("sets") / "tiny-imagenet-200", train=8)
-
-
 def parts(root, **options):
     return data.images(root, image_size=16, memory=20_000, **options)
 

@@ -18,11 +18,7 @@ from course_lib.runtime.host.arrays import ArrayError
 
 NAN, INF = math.nan, math.inf
 BOTH = dict(dice_weight=0.4, cross_entropy_weight=0.6)
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(4)
+pytestmark = pytest.mark.seed(4)
 
 
 def assert_close(actual, expected, size):

@@ -16,10 +16,7 @@ from course_lib import models, nn
 from course_lib.models import creating
 from course_lib.nn.fused import Fused
 
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(5)
+pytestmark = pytest.mark.seed(5)
 
 
 def n_fused(model):

@@ -26,11 +26,7 @@ from course_lib.models.continuous_integration import DEPTHS, INTEGRATION_POINTS,
 from course_lib.train.randomness import repeatable
 
 POINTS = list(itertools.product(DEPTHS, INTEGRATION_POINTS))
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(5)
+pytestmark = pytest.mark.seed(5)
 
 
 def two_pathways(depth="shallow", *, num_classes=5, base_channels=4, layers=torch.nn, **options):

@@ -16,11 +16,7 @@ from course_lib.nn.layer import Layer
 from course_lib.nn.replacing import LAYERS
 
 FORMATS = [torch.contiguous_format, torch.channels_last]
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(7)
+pytestmark = pytest.mark.seed(7)
 
 
 def network():

@@ -18,11 +18,7 @@ from course_lib.nn.fused import Fused
 
 SE = torchvision.ops.SqueezeExcitation
 FORMATS = [torch.contiguous_format, torch.channels_last]
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(7)
+pytestmark = pytest.mark.seed(7)
 
 
 def timm_blocks():

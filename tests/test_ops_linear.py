@@ -8,10 +8,7 @@ from tensors import PLACE, randn
 
 from course_lib import ops
 
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(12)
+pytestmark = pytest.mark.seed(12)
 
 
 def case(*shape, n_out=5, bias=True):

@@ -14,11 +14,7 @@ from course_lib.ops import registration
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 FORMATS = [torch.contiguous_format, torch.channels_last]
 module = importlib.import_module("course_lib.ops.squeeze_excite")
-
-
-@pytest.fixture(autouse=True)
-def _alike_each_time():
-    torch.manual_seed(11)
+pytestmark = pytest.mark.seed(11)
 
 
 def images(*shape, memory_format=torch.contiguous_format, dtype=torch.float32):

@@ -6,24 +6,17 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from softmax_checks import DTYPES, PLACE, check, identical, run
+from softmax_checks import DTYPES, PLACE, both, check, identical, randn, run
 
 from course_lib.kernels import operation as kernels_operation
 from course_lib.kernels import softmax
 from course_lib.kernels.softmax import plan
 
-OPERATIONS = list(softmax.OPERATIONS.values())
 #: Of rows in one piece; `strided` has tests of its own, along other axes.
 VARIANTS = [variant for variant in softmax.FORWARD if variant != "strided"]
 INF, NAN = math.inf, math.nan
 
-both = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
-
-
-def randn(*shape, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(PLACE, dtype)
 
 
 @both

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from softmax_checks import DTYPES, PLACE, check, identical, parts_of_a_row, run
+from softmax_checks import DTYPES, both, check, identical, parts_of_a_row, randn, run
 from turns import in_turns
 
 from course_lib import SIMULATED, simulator
@@ -13,19 +13,12 @@ from course_lib.kernels.softmax import plan
 from course_lib.runtime.host.launch import Chip
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
-OPERATIONS = list(softmax.OPERATIONS.values())
 CHIPS = [(48 << 10, False), (64 << 10, False), (99 << 10, True), (163 << 10, False),
          (227 << 10, True)]  # fmt: skip
 
 CHIP = Chip((9, 0), 227 << 10, 132, 50 << 20, "some")
 
-both = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 simulated_only = pytest.mark.skipif(not SIMULATED, reason="the simulator's own checks")
-
-
-def randn(*shape, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(PLACE, dtype)
 
 
 def around(*numbers):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from softmax_checks import DTYPES, PLACE, check
+from softmax_checks import DTYPES, both, check, randn
 
 from course_lib import SIMULATED, simulator
 from course_lib.kernels import softmax
@@ -15,8 +15,6 @@ from course_lib.runtime.host.launch import chip_of, planning
 
 INF, NAN = math.inf, math.nan
 STRIDED = {"variant": "strided"}
-OPERATIONS = list(softmax.OPERATIONS.values())
-both = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 
 
 class Along:
@@ -37,11 +35,6 @@ class Along:
         given = self._given(dy), self._given(y)
         dx = self.operation.backward(*given, axis=self.axis, variant=variant)
         return out.copy_(dx.movedim(self.axis, -1))
-
-
-def randn(*shape, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(PLACE, dtype)
 
 
 def check_along(operation, axis, x, dy, variant="strided"):

@@ -23,11 +23,7 @@ from course_lib.teach.exercise import Case, Exercise, Tolerance, case, exercises
 from course_lib.teach.explaining import causes
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(autouse=True)
-def file(progress_file):
-    return progress_file
+pytestmark = pytest.mark.usefixtures("progress_file")
 
 
 def test_fence_tells_where_it_was_hit():

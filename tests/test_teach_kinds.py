@@ -16,11 +16,7 @@ from course_lib.teach.exercises import suspects
 from course_lib.teach.keeping import record
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(autouse=True)
-def file(progress_file):
-    return progress_file
+pytestmark = pytest.mark.usefixtures("progress_file")
 
 
 # ---- functions that launch nothing ---------------------------------------------------------
@@ -126,7 +122,7 @@ def test_kernel_is_no_launcher(launcher):
 # ---- answers -------------------------------------------------------------------------------
 
 
-def test_answer_is_accepted(capsys, file):
+def test_answer_is_accepted(capsys):
     check("find_the_slow_one", exercises()["find_the_slow_one"].solution)
     name, sectors = exercises()["find_the_slow_one"].solution()
     check("find_the_slow_one", (f" {name.upper()} ", float(sectors)))  # the answer itself will do

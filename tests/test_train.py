@@ -1,6 +1,5 @@
 """Training on leaves: what is learnt, computed, told and refused."""
 
-import functools
 import json
 import os
 import subprocess
@@ -18,12 +17,7 @@ from course_lib.train import classifier, leaves, loop, randomness
 
 CPU = torch.device("cpu")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _drawn_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "leaves", functools.cache(data.leaves))
-        yield
+pytestmark = pytest.mark.usefixtures("leaves_drawn_once")
 
 
 def linear(n_pixels=3 * 8 * 8):

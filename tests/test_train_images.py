@@ -16,12 +16,6 @@ from course_lib.runtime.host import device as here
 from course_lib.train import checkpoint, config, device, images
 from course_lib.train.image_settings import ImageSettings
 
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tiny_imagenet(tmp_path_factory.mktemp("sets") / "tiny-imagenet-200", train=8)
-
-
 # ----------------------------------------------------------------- what is told and kept
 
 

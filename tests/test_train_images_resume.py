@@ -7,17 +7,11 @@ import time
 
 import pytest
 from image_runs import at_step, command, made, run
-from image_sets import tiny_imagenet
 from kill_and_resume import differences
 from stopped_runs import killed_until_done, one_thread
 
 from course_lib import train
 from course_lib.train import checkpoint, image_classifier, images, loop
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tiny_imagenet(tmp_path_factory.mktemp("sets") / "tiny-imagenet-200", train=8)
 
 
 @pytest.fixture(scope="module")

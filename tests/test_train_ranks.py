@@ -7,7 +7,6 @@ import signal
 import pytest
 import torch
 from image_runs import at_step, run
-from image_sets import tiny_imagenet
 from kill_and_resume import differences
 from pairs import in_ranks
 from stopped_runs import one_thread
@@ -30,11 +29,6 @@ def _alone():
         held = functools.cache(data.leaves)
         patch.setattr(data, "leaves", lambda root, memory, **given: held(root, **given))
         yield
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tiny_imagenet(tmp_path_factory.mktemp("sets") / "tiny-imagenet-200", train=8)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,10 @@ from kill_and_resume import differences, prove
 from stopped_runs import killed_until_done, one_thread
 from torch import nn
 
-from course_lib import cli, data, train
+from course_lib import cli, train
 from course_lib.train import checkpoint, classifier, loop
+
+pytestmark = pytest.mark.usefixtures("leaves_drawn_once")
 
 
 class Tiny(nn.Sequential):
@@ -31,14 +33,6 @@ def run(output=None, **options):
     given = dict(image_size=20, epochs=3, batch_size=32, learning_rate=1e-2, device_name="cpu")
     given |= dict(validation_fraction=0.6)
     return train.train_leaves(model, output=output, **given | options)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _drawn_once():
-    """Every run takes the same images; to draw them again would be most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "leaves", functools.cache(data.leaves))
-        yield
 
 
 @pytest.fixture(scope="module")

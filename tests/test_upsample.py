@@ -22,11 +22,7 @@ FLOOR = {torch.float32: 1e-6, torch.float16: 1e-6, torch.bfloat16: 1e-6}
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 WAYS = [("nearest", False), ("bilinear", False), ("bilinear", True)]
 every_way = pytest.mark.parametrize("mode, align_corners", WAYS)
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(7)
+pytestmark = pytest.mark.seed(7)
 
 
 def laid_out(shape, dtype, layout):

@@ -1,19 +1,13 @@
 import torch
 import torch.nn.functional as F
+from no_launches import refuse_launches
 
 from course_lib import ops
 from course_lib.kernels import conv_transpose2d, cross_entropy, dice, upsample
 
-
-def refuse(*args, **options):
-    raise SystemExit("our kernel was launched")
-
-
-for module in (
-    conv_transpose2d, conv_transpose2d.upsample2x, cross_entropy.strided, dice, upsample,
-):  # fmt: skip
-    assert module.launch
-    module.launch = refuse
+refuse_launches(
+    conv_transpose2d, conv_transpose2d.upsample2x, cross_entropy.strided, dice, upsample
+)
 
 
 def dice_loss(x, target, smooth):

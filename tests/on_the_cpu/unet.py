@@ -4,18 +4,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from counted_norms import counted_norms
+from no_launches import refuse_launches
 
 from course_lib import autograd as ag
 from course_lib import backend, models, nn
 from course_lib.kernels import batch_norm, conv2d, max_pool2d
 
-
-def refuse(*args, **options):
-    raise SystemExit("our kernel was launched")
-
-
-for module in (max_pool2d.launching, batch_norm.ladder, batch_norm.vectorised, conv2d.launching):
-    module.launch = refuse
+refuse_launches(max_pool2d.launching, batch_norm.ladder, batch_norm.vectorised, conv2d.launching)
 
 backend.set_backend(False, library="numpy")
 random = np.random.default_rng(0)

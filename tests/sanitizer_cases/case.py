@@ -28,6 +28,8 @@ class Case:
         for bugs it cannot see or that would hang a GPU: `gpu_reason` tells why.
     cluster : int
         Blocks in a cluster. A case with clusters runs in the simulator alone.
+    mended : bool
+        True for a correct kernel that has the bug, and its mark, if its last argument is 0.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Case:
     gpu_tool: str | None = None
     gpu_reason: str = ""
     cluster: int = 1
+    mended: bool = False
 
     @property
     def line(self):
@@ -52,9 +55,9 @@ class Case:
         """
         lines, first = inspect.getsourcelines(self.kernel.py_func)
         marked = [first + k for k, text in enumerate(lines) if re.search(r"# BUG\b", text)]
-        if len(marked) != (self.kind is not None):
+        if len(marked) != (self.kind is not None or self.mended):
             raise ValueError(f"{self.name}: {len(marked)} lines are marked with BUG")
-        return marked[0] if marked else 0
+        return 0 if self.kind is None else marked[0]
 
     def launch(self, arrays):
         """Launch the kernel on arrays, whatever it runs on."""
@@ -86,14 +89,24 @@ class Outcome:
         return bool(self.hits) and set(self.report.kinds()) <= allowed
 
 
-def planted(kind, grid, block, arguments, *, tool=None, reason="", also=(), shared=0, cluster=1):
-    """Register a kernel with one bug; its line ends with `# BUG`. Goes above `@cuda.jit`."""
+def planted(kind, grid, block, arguments, *, tool=None, reason="", also=(), shared=0, cluster=1,
+            mended=None):
+    """Register a kernel with one bug; its line ends with `# BUG`. Goes above `@cuda.jit`.
+
+    `mended` names a second, correct case of a kernel whose last parameter says whether it is
+    mended: 1 there, 0 in the planted one.
+    """
     if (tool is None) != bool(reason):
         raise ValueError("a planted bug needs either a tool that sees it or a reason")
 
     def register(kernel):
-        return _register(Case(kernel.py_func.__name__, kernel, kind, grid, block, arguments,
-                              shared, also, tool, reason, cluster))
+        given = arguments
+        if mended is not None:
+            given = _ending_in(0, arguments)
+            _register(Case(mended, kernel, None, grid, block, _ending_in(1, arguments), shared,
+                           (), None, "a correct kernel", cluster, mended=True))
+        return _register(Case(kernel.py_func.__name__, kernel, kind, grid, block, given, shared,
+                              also, tool, reason, cluster))
 
     return register
 
@@ -105,6 +118,10 @@ def correct(grid, block, arguments, *, shared=0, cluster=1):
                               shared, (), None, "a correct kernel", cluster))
 
     return register
+
+
+def _ending_in(last, arguments):
+    return lambda: (*arguments(), last)
 
 
 def _register(case):

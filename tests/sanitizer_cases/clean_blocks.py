@@ -7,33 +7,6 @@ from sanitizer_cases.case import correct, floats, ints
 N = 64
 
 
-@correct(1, N, floats(N, N))
-@cuda.jit
-def reversed_with_barrier(x, y):
-    tile = cuda.shared.array(N, float32)
-    tid = cuda.threadIdx.x
-    tile[tid] = x[tid]
-    cuda.syncthreads()
-    y[tid] = tile[N - 1 - tid]
-
-
-@correct(2, N, floats(2 * N, 2))
-@cuda.jit
-def tree_with_barriers(x, y):
-    sums = cuda.shared.array(N, float32)
-    tid = cuda.threadIdx.x
-    sums[tid] = x[cuda.grid(1)]
-    cuda.syncthreads()
-    half = N // 2
-    while half > 0:
-        if tid < half:
-            sums[tid] += sums[tid + half]
-        cuda.syncthreads()
-        half //= 2
-    if tid == 0:
-        y[cuda.blockIdx.x] = sums[0]
-
-
 @correct(1, 32, floats((4, 32), (4, 32)))
 @cuda.jit
 def double_buffered_rows(x, y):

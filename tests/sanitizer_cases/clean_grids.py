@@ -97,19 +97,6 @@ def ticket_lock(tickets, serving, log):
     cuda.atomic.add(serving, 0, 1)
 
 
-@correct(1, 40, ints(1, 1))
-@cuda.jit
-def lock_among_lanes(lock, total):
-    done = False
-    while not done:
-        if cuda.atomic.cas(lock, 0, 0, 1) == 0:
-            cuda.threadfence()
-            total[0] += cuda.threadIdx.x
-            cuda.threadfence()
-            cuda.atomic.exch(lock, 0, 0)
-            done = True
-
-
 @correct(4, N, lambda: (*floats(4 * N, 4)(), *ints(1)(), *floats(1)()))
 @cuda.jit
 def last_block_with_fences(x, partial, finished, total):

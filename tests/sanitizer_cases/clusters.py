@@ -9,31 +9,18 @@ N = 32
 NAMELESS = "numba.cuda has no names for clusters, so there is nothing to run on a GPU"
 
 
-@correct(8, N, floats(8 * N, 8), cluster=4)
+@planted("race-between-blocks", 8, N, floats(8 * N, 8), cluster=4, reason=NAMELESS,
+         mended="cluster_total")
 @cuda.jit
-def cluster_total(x, y):
+def cluster_total_after_a_block_barrier(x, y, mended):
     """Every block adds up the parts of all blocks of its cluster."""
     part = cuda.shared.array(N, float32)
     tid = cuda.threadIdx.x
     part[tid] = x[cuda.grid(1)]
-    cluster.sync()
-    total = float32(0)
-    if tid == 0:
-        for rank in range(cluster.size()):
-            for i in range(N):
-                total += cluster.load(part, i, rank)
-    cluster.sync()
-    if tid == 0:
-        y[cuda.blockIdx.x] = total
-
-
-@planted("race-between-blocks", 4, N, floats(4 * N, 4), cluster=2, reason=NAMELESS)
-@cuda.jit
-def cluster_total_after_a_block_barrier(x, y):
-    part = cuda.shared.array(N, float32)
-    tid = cuda.threadIdx.x
-    part[tid] = x[cuda.grid(1)]
-    cuda.syncthreads()
+    if mended:
+        cluster.sync()
+    else:
+        cuda.syncthreads()
     total = float32(0)
     if tid == 0:
         for rank in range(cluster.size()):
@@ -54,32 +41,19 @@ def cluster_exits_after_the_read(x, y):
     y[cuda.grid(1)] = cluster.load(part, tid, 1 - cluster.rank())  # BUG: the other may be gone
 
 
-@planted("race-between-blocks", 4, N, floats(4 * N, 4 * N), cluster=2, reason=NAMELESS)
+@planted("race-between-blocks", 4, N, floats(4 * N, 4 * N), cluster=2, reason=NAMELESS,
+         mended="cluster_overwrites_what_was_read")
 @cuda.jit
-def cluster_overwrites_what_is_read(x, y):
+def cluster_overwrites_what_is_read(x, y, mended):
     part = cuda.shared.array(N, float32)
     i, tid = cuda.grid(1), cuda.threadIdx.x
     other = 1 - cluster.rank()
     part[tid] = x[i]
     cluster.sync()
     value = cluster.load(part, tid, other)
+    if mended:
+        cluster.sync()
     part[tid] = value * value  # BUG: the other block may not have read it
-    cluster.sync()
-    y[i] = value + cluster.load(part, tid, other)
-    cluster.sync()
-
-
-@correct(4, N, floats(4 * N, 4 * N), cluster=2)
-@cuda.jit
-def cluster_overwrites_what_was_read(x, y):
-    part = cuda.shared.array(N, float32)
-    i, tid = cuda.grid(1), cuda.threadIdx.x
-    other = 1 - cluster.rank()
-    part[tid] = x[i]
-    cluster.sync()
-    value = cluster.load(part, tid, other)
-    cluster.sync()
-    part[tid] = value * value
     cluster.sync()
     y[i] = value + cluster.load(part, tid, other)
     cluster.sync()

@@ -9,52 +9,30 @@ N = 32
 ONE_MORE = N + 1
 
 
-@planted("race", 1, N, floats(N, N), tool="racecheck")
+@planted("race", 1, N, floats(N, N), tool="racecheck", mended="loop_over_the_tile")
 @cuda.jit
-def loop_over_the_tile_too_early(x, y):
+def loop_over_the_tile_too_early(x, y, mended):
     tile = cuda.shared.array(N, float32)
     tid = cuda.threadIdx.x
     tile[tid] = x[tid]
+    if mended:
+        cuda.syncthreads()
     total = float32(0)
     for value in tile:  # BUG: no barrier before
         total += value
     y[tid] = total
 
 
-@correct(1, N, floats(N, N))
+@planted("race", 1, N, floats(N, N), tool="racecheck", mended="enumerated")
 @cuda.jit
-def loop_over_the_tile(x, y):
+def enumerated_too_early(x, y, mended):
     tile = cuda.shared.array(N, float32)
     tid = cuda.threadIdx.x
     tile[tid] = x[tid]
-    cuda.syncthreads()
-    total = float32(0)
-    for value in tile:
-        total += value
-    y[tid] = total
-
-
-@planted("race", 1, N, floats(N, N), tool="racecheck")
-@cuda.jit
-def enumerated_too_early(x, y):
-    tile = cuda.shared.array(N, float32)
-    tid = cuda.threadIdx.x
-    tile[tid] = x[tid]
+    if mended:
+        cuda.syncthreads()
     total = float32(0)
     for place, value in enumerate(tile):  # BUG: no barrier before
-        total += place * value
-    y[tid] = total
-
-
-@correct(1, N, floats(N, N))
-@cuda.jit
-def enumerated(x, y):
-    tile = cuda.shared.array(N, float32)
-    tid = cuda.threadIdx.x
-    tile[tid] = x[tid]
-    cuda.syncthreads()
-    total = float32(0)
-    for place, value in enumerate(tile):
         total += place * value
     y[tid] = total
 
@@ -84,25 +62,15 @@ def zipped_and_enumerated(x, y):
     y[tid] = total
 
 
-@planted("race", 1, N, floats((N, 2), N), tool="racecheck")
+@planted("race", 1, N, floats((N, 2), N), tool="racecheck", mended="pair_unpacked")
 @cuda.jit
-def pair_unpacked_too_early(x, y):
-    pairs = cuda.shared.array((N, 2), float32)
-    tid = cuda.threadIdx.x
-    pairs[tid, 0] = x[tid, 0]
-    pairs[tid, 1] = x[tid, 1]
-    first, second = pairs[N - 1 - tid]  # BUG: no barrier before
-    y[tid] = first + second
-
-
-@correct(1, N, floats((N, 2), N))
-@cuda.jit
-def pair_unpacked(x, y):
+def pair_unpacked_too_early(x, y, mended):
     pairs = cuda.shared.array((N, 2), float32)
     tid = cuda.threadIdx.x
     pairs[tid, 0], pairs[tid, 1] = x[tid]
-    cuda.syncthreads()
-    first, second = pairs[N - 1 - tid]
+    if mended:
+        cuda.syncthreads()
+    first, second = pairs[N - 1 - tid]  # BUG: no barrier before
     y[tid] = first + second
 
 
@@ -127,42 +95,26 @@ def looked_for(x, y):
         y[tid] = 1
 
 
-@planted("race", 1, N, floats(N, N), tool="racecheck")
+@planted("race", 1, N, floats(N, N), tool="racecheck", mended="summed")
 @cuda.jit
-def summed_too_early(x, y):
+def summed_too_early(x, y, mended):
     tile = cuda.shared.array(N, float32)
     tid = cuda.threadIdx.x
     tile[tid] = x[tid]
-    y[tid] = tile.sum()  # BUG: no barrier before
+    if mended:
+        cuda.syncthreads()
+    y[tid] = tile.sum() + np.sum(x)  # BUG: no barrier before
 
 
-@correct(1, N, floats(N, N))
+@planted("race", 1, N, floats(N, N), tool="racecheck", mended="averaged")
 @cuda.jit
-def summed(x, y):
+def averaged_too_early(x, y, mended):
     tile = cuda.shared.array(N, float32)
     tid = cuda.threadIdx.x
     tile[tid] = x[tid]
-    cuda.syncthreads()
-    y[tid] = tile.sum() + np.sum(x)
-
-
-@planted("race", 1, N, floats(N, N), tool="racecheck")
-@cuda.jit
-def averaged_too_early(x, y):
-    tile = cuda.shared.array(N, float32)
-    tid = cuda.threadIdx.x
-    tile[tid] = x[tid]
+    if mended:
+        cuda.syncthreads()
     y[tid] = np.mean(tile)  # BUG: no barrier before
-
-
-@correct(1, N, floats(N, N))
-@cuda.jit
-def averaged(x, y):
-    tile = cuda.shared.array(N, float32)
-    tid = cuda.threadIdx.x
-    tile[tid] = x[tid]
-    cuda.syncthreads()
-    y[tid] = np.mean(tile)
 
 
 @planted("race", 1, N, floats(N, N), tool="racecheck")
@@ -193,66 +145,41 @@ def place_of_the_largest_too_early(x, y):
     y[tid] = tile.argmax()  # BUG: no barrier before
 
 
-@planted("race", 1, N, floats((4, 8), N), tool="racecheck")
+@planted("race", 1, N, floats((4, 8), N), tool="racecheck", mended="flat")
 @cuda.jit
-def flat_too_early(x, y):
+def flat_too_early(x, y, mended):
     tile = cuda.shared.array((4, 8), float32)
     tid = cuda.threadIdx.x
     tile.flat[tid] = x.flat[tid]
+    if mended:
+        cuda.syncthreads()
     y[tid] = tile.flat[N - 1 - tid]  # BUG: no barrier before
 
 
-@correct(1, N, floats((4, 8), N))
+@planted("race", 1, (8, 4), floats((4, 8), (4, 8)), tool="racecheck",
+         mended="ndenumerate_after_a_barrier")
 @cuda.jit
-def flat(x, y):
-    tile = cuda.shared.array((4, 8), float32)
-    tid = cuda.threadIdx.x
-    tile.flat[tid] = x.flat[tid]
-    cuda.syncthreads()
-    y[tid] = tile.flat[N - 1 - tid]
-
-
-@planted("race", 1, (8, 4), floats((4, 8), (4, 8)), tool="racecheck")
-@cuda.jit
-def ndenumerate_too_early(x, y):
+def ndenumerate_too_early(x, y, mended):
     tile = cuda.shared.array((4, 8), float32)
     col, row = cuda.grid(2)
     tile[row, col] = x[row, col]
+    if mended:
+        cuda.syncthreads()
     for (_, column), value in np.ndenumerate(tile):  # BUG: no barrier before
         y[row, col] += column * value
 
 
-@correct(1, (8, 4), floats((4, 8), (4, 8)))
+@planted("race", 1, N, floats(N, N), tool="racecheck", also=("uninitialised-read",),
+         mended="filled")
 @cuda.jit
-def ndenumerate_after_a_barrier(x, y):
-    tile = cuda.shared.array((4, 8), float32)
-    col, row = cuda.grid(2)
-    tile[row, col] = x[row, col]
-    cuda.syncthreads()
-    for (_, column), value in np.ndenumerate(tile):
-        y[row, col] += column * value
-
-
-@planted("race", 1, N, floats(N, N), tool="racecheck", also=("uninitialised-read",))
-@cuda.jit
-def filled_without_barrier(x, y):
+def filled_without_barrier(x, y, mended):
     tile = cuda.shared.array(N, float32)
     tid = cuda.threadIdx.x
     if tid == 0:
         tile.fill(0)
+    if mended:
+        cuda.syncthreads()
     tile[tid] += x[tid]  # BUG: no barrier before
-    y[tid] = tile[tid]
-
-
-@correct(1, N, floats(N, N))
-@cuda.jit
-def filled(x, y):
-    tile = cuda.shared.array(N, float32)
-    tid = cuda.threadIdx.x
-    if tid == 0:
-        tile.fill(0)
-    cuda.syncthreads()
-    tile[tid] += x[tid]
     y[tid] = tile[tid]
 
 

@@ -20,21 +20,14 @@ def bodies(count=N):
     return make
 
 
-@planted("race", 1, N, bodies(), reason=GLOBAL_ONLY)
+@planted("race", 1, N, bodies(), reason=GLOBAL_ONLY, mended="neighbours_field")
 @cuda.jit
-def neighbours_field_too_early(x):
+def neighbours_field_too_early(x, mended):
     tid = cuda.threadIdx.x
     x[tid].mass = 2 * tid
+    if mended:
+        cuda.syncthreads()
     x[tid].place[0] = x[N - 1 - tid].mass  # BUG: no barrier before
-
-
-@correct(1, N, bodies())
-@cuda.jit
-def neighbours_field(x):
-    tid = cuda.threadIdx.x
-    x[tid].mass = 2 * tid
-    cuda.syncthreads()
-    x[tid].place[0] = x[N - 1 - tid].mass
 
 
 @planted("race", 1, N, bodies(), reason=GLOBAL_ONLY)
@@ -134,18 +127,11 @@ def record_past_the_end(x):
     x[tid].count += x[tid + 1].place[0]  # BUG: the last record has no neighbour
 
 
-@planted("race", 1, N, bodies(), reason=GLOBAL_ONLY)
+@planted("race", 1, N, bodies(), reason=GLOBAL_ONLY, mended="field_read_after_atomics")
 @cuda.jit
-def field_read_beside_atomics(x):
+def field_read_beside_atomics(x, mended):
     cuda.atomic.add(x.count, 0, 1)
+    if mended:
+        cuda.syncthreads()
     if cuda.threadIdx.x == 5:
         x[1].mass = x[0].count  # BUG: others are still adding
-
-
-@correct(1, N, bodies())
-@cuda.jit
-def field_read_after_atomics(x):
-    cuda.atomic.add(x.count, 0, 1)
-    cuda.syncthreads()
-    if cuda.threadIdx.x == 5:
-        x[1].mass = x[0].count

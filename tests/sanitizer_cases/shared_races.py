@@ -1,4 +1,4 @@
-"""Planted: threads of one block that race."""
+"""Planted: threads of one block that race. Two of them are mended as well."""
 
 from numba import cuda, float32, int32
 
@@ -9,29 +9,33 @@ ATOMICS = "racecheck, as tried on an H200, reports no hazard between an atomic a
 GLOBAL_ONLY = "racecheck looks at shared memory, and this race is on global memory"
 
 
-@planted("race", 1, N, floats(N, N), tool="racecheck")
+@planted("race", 1, N, floats(N, N), tool="racecheck", mended="reversed_with_barrier")
 @cuda.jit
-def reversed_without_barrier(x, y):
+def reversed_without_barrier(x, y, mended):
     tile = cuda.shared.array(N, float32)
     tid = cuda.threadIdx.x
     tile[tid] = x[tid]
+    if mended:
+        cuda.syncthreads()
     y[tid] = tile[N - 1 - tid]  # BUG: no barrier before
 
 
-@planted("race", 1, N, floats(N, 1), tool="racecheck")
+@planted("race", 2, N, floats(2 * N, 2), tool="racecheck", mended="tree_with_barriers")
 @cuda.jit
-def tree_without_barrier(x, y):
+def tree_without_barrier(x, y, mended):
     sums = cuda.shared.array(N, float32)
     tid = cuda.threadIdx.x
-    sums[tid] = x[tid]
+    sums[tid] = x[cuda.grid(1)]
     cuda.syncthreads()
     half = N // 2
     while half > 0:
         if tid < half:
             sums[tid] += sums[tid + half]  # BUG: no barrier in the loop
+        if mended:
+            cuda.syncthreads()
         half //= 2
     if tid == 0:
-        y[0] = sums[0]
+        y[cuda.blockIdx.x] = sums[0]
 
 
 @planted("race", 1, 32, floats((4, 32), (4, 32)), tool="racecheck")
