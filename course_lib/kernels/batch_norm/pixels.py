@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.batch_norm.planes import ahead, without_relu
+from course_lib.kernels.batch_norm.planes import ahead, load_pairs, without_relu
 from course_lib.kernels.batch_norm.statistics import activated, through_statistics
 from course_lib.kernels.blocks.constants import MAX_WIDTH, ONE, ZERO
 from course_lib.kernels.blocks.moments import (
@@ -290,14 +290,8 @@ def row_sums(dy, x, y, first, row, height, n, wide, relu, mean, sums):
     xs = cuda.local.array((PAIRS, MAX_WIDTH), np.float32)
     ys = cuda.local.array((PAIRS, MAX_WIDTH), np.float32)
     while row < n:
-        for u in range(PAIRS):
-            mine = ahead(row, u, height)
-            load_vector_if(dys[u], dy, place(first, mine, wide), mine < n)
-            load_vector_if(xs[u], x, place(first, mine, wide), mine < n)
-        if relu:
-            for u in range(PAIRS):
-                mine = ahead(row, u, height)
-                load_vector_if(ys[u], y, place(first, mine, wide), mine < n)
+        pitch = np.int64(np.int32(wide))
+        load_pairs(dys, xs, ys, dy, x, y, first, row, height, n, pitch, relu)
         for u in range(PAIRS):
             if ahead(row, u, height) < n:
                 if relu:
@@ -367,14 +361,8 @@ def row_gradient(dy, x, y, dx, first, row, height, n, wide, relu, of):
     xs = cuda.local.array((PAIRS, MAX_WIDTH), np.float32)
     ys = cuda.local.array((PAIRS, MAX_WIDTH), np.float32)
     while row < n:
-        for u in range(PAIRS):
-            mine = ahead(row, u, height)
-            load_vector_if(dys[u], dy, place(first, mine, wide), mine < n)
-            load_vector_if(xs[u], x, place(first, mine, wide), mine < n)
-        if relu:
-            for u in range(PAIRS):
-                mine = ahead(row, u, height)
-                load_vector_if(ys[u], y, place(first, mine, wide), mine < n)
+        pitch = np.int64(np.int32(wide))
+        load_pairs(dys, xs, ys, dy, x, y, first, row, height, n, pitch, relu)
         for u in range(PAIRS):
             if ahead(row, u, height) < n:
                 if relu:

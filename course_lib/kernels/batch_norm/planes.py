@@ -49,6 +49,19 @@ def place(first, vector, width):
 
 
 @cuda.jit(device=True)
+def load_pairs(dys, xs, ys, dy, x, y, first, i, step, n, width, relu):
+    """PAIRS vectors of dy, of x and, for ReLU, of y: number i, i + step … of the n from `first`."""
+    for u in range(PAIRS):
+        mine = ahead(i, u, step)
+        load_vector_if(dys[u], dy, place(first, mine, width), mine < n)
+        load_vector_if(xs[u], x, place(first, mine, width), mine < n)
+    if relu:
+        for u in range(PAIRS):
+            mine = ahead(i, u, step)
+            load_vector_if(ys[u], y, place(first, mine, width), mine < n)
+
+
+@cuda.jit(device=True)
 def plane_moments(x, start, stop, offset, rank, team, count, base, total, squares):
     """The sums of x − base and of its square with this thread's share of x[start:stop]."""
     width = vector_width(x)
@@ -179,14 +192,7 @@ def plane_sums(dy, x, y, start, stop, offset, rank, team, mean, relu, total, pro
     first, n_vectors = vectors_of(x, start, stop, offset)
     vector = rank
     while vector < n_vectors:
-        for u in range(PAIRS):
-            mine = ahead(vector, u, team)
-            load_vector_if(dys[u], dy, place(first, mine, width), mine < n_vectors)
-            load_vector_if(xs[u], x, place(first, mine, width), mine < n_vectors)
-        if relu:
-            for u in range(PAIRS):
-                mine = ahead(vector, u, team)
-                load_vector_if(ys[u], y, place(first, mine, width), mine < n_vectors)
+        load_pairs(dys, xs, ys, dy, x, y, first, vector, team, n_vectors, width, relu)
         for u in range(PAIRS):
             if ahead(vector, u, team) < n_vectors:
                 if relu:
@@ -238,14 +244,7 @@ def plane_gradient(dy, x, y, dx, start, stop, offset, rank, team, mean, factor, 
     first, n_vectors = vectors_of(x, start, stop, offset)
     vector = rank
     while vector < n_vectors:
-        for u in range(PAIRS):
-            mine = ahead(vector, u, team)
-            load_vector_if(dys[u], dy, place(first, mine, width), mine < n_vectors)
-            load_vector_if(xs[u], x, place(first, mine, width), mine < n_vectors)
-        if relu:
-            for u in range(PAIRS):
-                mine = ahead(vector, u, team)
-                load_vector_if(ys[u], y, place(first, mine, width), mine < n_vectors)
+        load_pairs(dys, xs, ys, dy, x, y, first, vector, team, n_vectors, width, relu)
         for u in range(PAIRS):
             if ahead(vector, u, team) < n_vectors:
                 if relu:
