@@ -84,7 +84,7 @@ class Launch(NamedTuple):
             return self.blocks // a.get("n_splits", 1) * tile * up(a["K"], s.get("TILE_K", chunk))
         if file in ("conv2d.implicit_gemm", "conv2d.channels_last"):
             return self.blocks * tile * up(a["n_channels"] * a["R"] * a["S"], 32)
-        if file in ("conv2d.implicit_dweight", "conv2d.channels_last_dweight") and "length" in a:
+        if file in ("conv2d.implicit_dweight", "conv2d.group_sums") and "length" in a:
             return self.blocks * tile * a["length"]
         if file == "conv2d.gather":
             z = a["z"]

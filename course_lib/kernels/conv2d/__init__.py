@@ -38,7 +38,8 @@ rung             what it does, and what of the three passes reads from global me
                  16-bit numbers dweight, too. `pixel_sums` takes the others' dweight, channels padded to
                  whole vectors
                  The way `block_diagonal` joins groups of 2 to 32 channels (`grouped_plan`): their weights are
-                 spread among zeros, and the products with these are made, too
+                 spread among zeros, and the products with these are made, too. Of dweight it takes groups
+                 of any size, and of each tile of filters the channels of their groups (`group_sums`)
 `few_channels`   for the filters that first layers have: 3 × 3, 5 × 5 or 7 × 7 over one to four
                  channels; memory the limit. What a pixel's filters meet is read once for up to 64
                  of them, and dy once for dweight and dbias together. dx as `tensor_core`
@@ -55,7 +56,7 @@ all rungs but `few_channels` the same.
 
 `tensor_core` needs compute capability 8.0, and where float32 is split an infinite input gives NaN.
 Where groups are joined, NaN and infinities of one group make NaN of results of others, of up to 640
-channels.
+channels; not in dweight.
 Sums are taken in a fixed order: two runs agree bit for bit.
 """  # noqa: E501
 
@@ -64,6 +65,7 @@ from course_lib.kernels.conv2d import (
     depthwise_plan,
     few_channels_plan,
     gathering,
+    group_sums_plan,
     grouped_plan,
     launching,
     patches,
@@ -188,3 +190,4 @@ def specialisations():
     yield from few_channels_plan.specialisations()
     yield from depthwise_plan.specialisations()
     yield from grouped_plan.specialisations()
+    yield from group_sums_plan.specialisations()

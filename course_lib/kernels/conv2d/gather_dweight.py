@@ -4,7 +4,7 @@ Its rows are terms of a filter (tap, channel), its columns filters, and what is 
 pixels. Both operands lie by rows: at each pixel terms of x side by side, and channels of dy. A
 thread copies vectors of the same terms for each pixel of its own. It keeps how far each of its
 terms' taps is from a pixel, and steps from pixel to pixel. Blocks share the pixels of a tile, and
-`pixel_sums.sum_kernel` adds up their sums, which are laid out (filters, terms).
+`sum_kernel` adds up their sums, which are laid out (filters, terms).
 """
 
 import functools

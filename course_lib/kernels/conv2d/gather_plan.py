@@ -10,7 +10,6 @@ from course_lib.kernels.conv2d import (
     gather_dweight,
     gather_pack,
     halo_plan,
-    pixel_sums,
     pixel_sums_plan,
 )
 from course_lib.kernels.conv2d.gather import Shape
@@ -23,7 +22,7 @@ from course_lib.kernels.conv2d.gather_taps import (
     windowed,
 )
 from course_lib.kernels.conv2d.halo_results import ADD_BIAS, PLANAR, VECTORS
-from course_lib.kernels.conv2d.implicit_dweight import add_up
+from course_lib.kernels.conv2d.implicit_dweight import add_up, sum_kernel
 from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch
@@ -261,7 +260,7 @@ def kernels():
 def dweight_kernels():
     """Every kernel that dweight may launch."""
     made = (gather_dweight.make(shape, 2) for shape in DWEIGHT_SHAPES)
-    return gather_pack.pack_two_kernel, pixel_sums.sum_kernel, *made
+    return gather_pack.pack_two_kernel, sum_kernel, *made
 
 
 def specialisations():

@@ -123,16 +123,21 @@ def windowed(z, tile, mode):
     """
     if not z.n_columns:
         return z
-    width = VECTOR_BYTES // ITEMSIZE[mode]
-    largest, whole = 0, _of_part(z.pitch, mode)
-    for column in range(0, z.n_columns, tile):
-        last = (min(column + tile, z.n_columns) - 1) // z.group_columns
-        first = column // z.group_columns * z.group_channels // width * width
-        largest = max(largest, (last + 1) * z.group_channels - first)
-    window = min(-(-largest // width) * width, whole)
+    width, whole = VECTOR_BYTES // ITEMSIZE[mode], _of_part(z.pitch, mode)
+    window = window_size(z.n_columns, tile, z.group_columns, z.group_channels, whole, width)
     n_channels = window * z.pitch // whole if whole else z.n_channels
     most_terms = z.most_terms // max(1, z.n_channels) * n_channels
     return z._replace(n_channels=n_channels, most_terms=most_terms, window=window, tile=tile)
+
+
+def window_size(n_columns, tile, group_columns, group_channels, n_channels, width):
+    """How many of `n_channels` a tile of so many columns reads, by whole vectors of `width`."""
+    largest = 0
+    for column in range(0, n_columns, tile):
+        last = (min(column + tile, n_columns) - 1) // group_columns
+        first = column // group_columns * group_channels // width * width
+        largest = max(largest, (last + 1) * group_channels - first)
+    return min(-(-largest // width) * width, n_channels)
 
 
 def _of_part(n_channels, mode):

@@ -16,7 +16,6 @@ from course_lib.kernels.conv2d import (
     warpgroup_mixed_plan,
     warpgroup_plan,
 )
-from course_lib.kernels.conv2d.channels_last_dweight import dweight_kernel_of
 from course_lib.kernels.conv2d.implicit_dweight import (
     add_up,
     dweight_kernel,
@@ -88,11 +87,6 @@ CHANNELS_LAST = {
     (engine.rows, for_dx): channels_last.kernel_of(engine.rows, engine.columns, for_dx)
     for engine in (SMALL, LARGE)
     for for_dx in (False, True)
-}
-
-
-CHANNELS_LAST_DWEIGHT = {
-    engine.rows: dweight_kernel_of(engine.rows, engine.columns) for engine in (SMALL, LARGE)
 }
 
 
@@ -217,19 +211,11 @@ def launch_dweight(variant, problem, dy, x, dweight, precision, dbias=None):
     partial = dweight
     if n_splits > 1 or arrays.dtype_name(dweight) != "float32":
         partial = arrays.empty((n_splits, n_weights), like=x, dtype="float32")
-    counts = p.C // p.groups, p.K // p.groups
-    if variant == "tensor_core" and takes_channels(p, counts, (dy, x)):
-        kernel, _, shared_size = CHANNELS_LAST_DWEIGHT[engine.rows]
-        launch(
-            kernel, n_blocks * n_splits, engine.n_threads, dy, x, partial, length, n_splits,
-            *p.numbers, shared_bytes=shared_size * 2, flat=True, overlap=True,
-        )  # fmt: skip
-    else:
-        exact = is_exact(x, precision)
-        launch(
-            KERNELS[engine][1], n_blocks * n_splits, engine.n_threads,
-            dy, x, partial, exact, length, n_splits, *p.numbers, flat=True, overlap=True,
-        )  # fmt: skip
+    exact = is_exact(x, precision)
+    launch(
+        KERNELS[engine][1], n_blocks * n_splits, engine.n_threads,
+        dy, x, partial, exact, length, n_splits, *p.numbers, flat=True, overlap=True,
+    )  # fmt: skip
     if partial is not dweight:
         add_up(partial, dweight, n_splits)
     return False
@@ -286,7 +272,3 @@ def specialisations():
                 types = [array] * 4 + ["boolean", *["int32"] * 21]
                 direction = "dx" if for_dx else "forward"
                 yield f"conv2d.{direction} channels-last {rows} {dtype}", kernel, types
-        for rows, (kernel, *_) in CHANNELS_LAST_DWEIGHT.items():
-            if dtype != "float32":
-                types = [array, array, sums, "int64", "int64", *["int32"] * 16, "boolean"]
-                yield f"conv2d.dweight channels-last {rows} {dtype}", kernel, types

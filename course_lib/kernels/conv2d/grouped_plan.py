@@ -2,9 +2,8 @@
 
 A tile of a product has 64 columns, and a group of 4 filters would fill a sixteenth of it. So the
 weights are *spread*: some groups become one, whose weights are zero where filter and channel are of
-different groups. It is a convolution like others, and of the gradient of its weights the blocks on
-the diagonal are taken. The zeros are multiplied too: an infinity or NaN in x or dy gives NaN to the
-results of all groups that its own was joined with.
+different groups. It is a convolution like others. The zeros are multiplied too: an infinity or NaN
+in x or dy gives NaN to the results of all groups that its own was joined with.
 
 On compute capability 9.0 `warpgroup` takes passes without strides: the columns of a tile read the
 channels of their own groups, and the weights are spread straight to where it reads them.
@@ -18,12 +17,10 @@ import numpy as np
 from course_lib.kernels.blocks import memory_format
 from course_lib.kernels.blocks.memory_format import empty, formatted
 from course_lib.kernels.conv2d import (
-    gather_plan,
     gathering,
     grouped,
     halo_plan,
     layout,
-    pixel_sums_plan,
     warpgroup_plan,
 )
 from course_lib.kernels.conv2d.problem import DTYPES
@@ -34,9 +31,7 @@ from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES
 
 BLOCK_SIZE = 256
-#: Bytes of a number -> channels up to which all groups become one, where the kernels for that are
-#: so much faster (`halo`, `pixel_sums`) than those with groups.
-DENSE = {2: 640, 4: 640}
+MOST_DENSE = 640  # channels that are joined to one group where `halo`, which is faster, takes that
 MOST_CHANNELS = 32  # of a group
 SHAPES = tuple(shape for shape in warpgroup_plan.SHAPES if shape.n == grouped.COLUMNS)
 
@@ -48,32 +43,15 @@ def joined(problem):
     return p._replace(groups=p.groups // n)
 
 
-def joined_for(problem, source, is_planned):
-    """The same, or with all groups joined where is_planned(problem) and channels are few."""
-    dense = problem._replace(groups=1)
-    few = max(problem.C, problem.K) <= DENSE[source.dtype.itemsize]
-    return dense if few and is_planned(dense) else joined(problem)
-
-
-def _by_halo(gather_of, source, precision):
-    """Whether `halo` takes the pass of a problem, as a function of that."""
-
-    def is_planned(problem):
-        gather = gather_of(problem)
-        n_terms = gather.n_channels * gather.R * gather.S if gather else 0
-        mode = halo_plan.mode_of(source, precision, n_terms)
-        return halo_plan.planned(gather, source.dtype.itemsize, mode, chip_of(source)) is not None
-
-    return is_planned
-
-
-def _by_pixel_sums(source, precision):
-    def is_planned(problem):
-        mode = halo_plan.mode_of(source, precision, problem.N * problem.P * problem.Q)
-        chosen = problem, source.dtype.itemsize, mode, chip_of(source)
-        return pixel_sums_plan.planned(*chosen) is not None
-
-    return is_planned
+def joined_for(problem, gather_of, source, precision):
+    """The same, or with all groups joined where channels are few and `halo` takes that."""
+    dense, itemsize = problem._replace(groups=1), source.dtype.itemsize
+    gather = gather_of(dense)
+    n_terms = gather.n_channels * gather.R * gather.S if gather else 0
+    mode = halo_plan.mode_of(source, precision, n_terms)
+    if max(problem.C, problem.K) > MOST_DENSE:
+        return joined(problem)
+    return dense if halo_plan.planned(gather, itemsize, mode, chip_of(source)) else joined(problem)
 
 
 def plan(problem, chip):
@@ -91,14 +69,14 @@ def plan(problem, chip):
     return problem
 
 
-def _launch_spread(problem, joined, weight, spread, gathers):
+def _launch_spread(problem, joined, weight, spread):
     """Launch `spread_kernel`; `problem` is that of `weight`, `joined` that of `spread`."""
-    p, size = problem, arrays.size_of(weight if gathers else spread)
+    p, size = problem, arrays.size_of(spread)
     filters, channels = p.K // joined.groups, p.C // joined.groups
     numbers = p.K // p.groups, p.C // p.groups, filters, channels, channels, p.R * p.S
     launch(
         grouped.spread_kernel, math.ceil(size / BLOCK_SIZE), BLOCK_SIZE, weight, spread,
-        *map(np.int32, numbers), gathers, joined.channels_last, flat=True, overlap=True,
+        *map(np.int32, numbers), joined.channels_last, flat=True, overlap=True,
     )  # fmt: skip
 
 
@@ -106,7 +84,7 @@ def forward(problem, x, weight, bias, y, precision):
     """y = x * weight + bias."""
     weight = formatted(weight, problem)
     if not _by_warpgroups(problem, x, weight, bias, y, precision, False):
-        p = joined_for(problem, x, _by_halo(halo_plan.forward_of, x, precision))
+        p = joined_for(problem, halo_plan.forward_of, x, precision)
         _join(gathering.launch_forward, problem, p, x, weight, y, precision, bias)
 
 
@@ -133,45 +111,23 @@ def dx(problem, dy, weight, dx, precision):
     as_forward = turned(problem)
     if as_forward and _by_warpgroups(as_forward, dy, weight, None, dx, precision, True):
         return
-    p = joined_for(problem, dy, _by_halo(halo_plan.dx_of, dy, precision))
+    p = joined_for(problem, halo_plan.dx_of, dy, precision)
     _join(gathering.launch_dx, problem, p, dy, weight, dx, precision)
 
 
 def _join(launch_pass, problem, joined, source, weight, result, precision, *bias):
     """A pass of the problem by that whose groups are joined."""
-    p, source, weight = _side_by_side(joined, source, weight)
+    p = joined
+    if not p.channels_last and p.groups > 1 and source.dtype.itemsize < 4:
+        p = p._replace(channels_last=True)  # 16-bit groups are then copied faster
+        source, weight = map(memory_format.channels_last, (source, weight))
     room = result if p.channels_last == problem.channels_last else empty(result.shape, result, p)
     spread = empty(p.weight_shape, weight, p)
-    _launch_spread(problem, p, weight, spread, False)
+    _launch_spread(problem, p, weight, spread)
     launch_pass("tensor_core", p, source, spread, *bias, room, precision)
     if room is not result:
         N, C, H, W = result.shape
         memory_format.transpose(room, result, N, H * W, C)
-
-
-def dweight(problem, dy, x, dweight, precision):
-    """dweight, from dy and x."""
-    p = joined_for(problem, x, _by_pixel_sums(x, precision))
-    p, dy, x = _side_by_side(p, dy, x)
-    spread = empty(p.weight_shape, x, p)
-    chip = chip_of(x)
-    gathers = chip.capability == gather_plan.ONLY and p.N
-    if not gathers or isinstance(gather_plan.DWEIGHT_PLAN(p, chip), Refusal):
-        gathering.launch_dweight("tensor_core", p, dy, x, spread, precision)
-    else:
-        gather_plan.dweight(p, dy, x, spread, precision)
-    own = p._replace(groups=problem.groups)
-    result = dweight if own == problem else empty(own.weight_shape, x, own)
-    _launch_spread(own, p, result, spread, True)
-    if result is not dweight:
-        memory_format.transpose(result, dweight, p.K, p.R * p.S, p.C // problem.groups)
-
-
-def _side_by_side(p, *images):
-    """(problem, *images) with channels side by side, where 16-bit groups are then copied faster."""
-    if p.channels_last or p.groups == 1 or images[0].dtype.itemsize == 4:
-        return p, *images
-    return p._replace(channels_last=True), *map(memory_format.channels_last, images)
 
 
 def _by_warpgroups(problem, source, weight, bias, result, precision, swapped):
@@ -214,7 +170,7 @@ def specialisations():
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
     for dtype in DTYPES:
         array, numbers = (dtype, 1), [*["int32"] * 8, "boolean"]
-        types = [array, array, *["int32"] * 6, "boolean", "boolean"]
+        types = [array, array, *["int32"] * 6, "boolean"]
         yield f"conv2d.spread of groups {dtype}", grouped.spread_kernel, types
         alone, with_images = grouped.TILES[4 if dtype == "float32" else 2]
         yield f"conv2d.spread tiles of groups {dtype}", alone, [array, array, *numbers]

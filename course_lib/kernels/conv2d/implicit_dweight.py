@@ -17,13 +17,19 @@ from course_lib.kernels.conv2d.implicit_gemm import line_fetcher, writer
 from course_lib.kernels.conv2d.product import BATCH, SLOTS, STAGES, TERMS, batches
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
-from course_lib.runtime.intrinsics import allow_next_kernel, store, wait_for_previous_kernel
+from course_lib.runtime.intrinsics import (
+    allow_next_kernel,
+    load_vector,
+    store,
+    wait_for_previous_kernel,
+)
 from course_lib.runtime.intrinsics.gather import gather_async
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 
 NOWHERE = np.int32(-(2**30))  # no line of an image, whatever is added to it
 TOTAL_LANES, TOTAL_PARTS = 32, 8  # threads side by side, and threads that share the sums of one
 TOTAL_THREADS = TOTAL_LANES * TOTAL_PARTS
+WIDTH = 4  # sums that a thread adds up at a time
 
 
 def dweight_parts(engine):
@@ -193,6 +199,41 @@ def total_kernel(partial, result, n_splits):
         for part in range(1, TOTAL_PARTS):
             total += totals[part * TOTAL_LANES + tid]
         store(result, i, total)
+
+
+@cuda.jit
+def sum_kernel(partial, dweight, n_splits, size, n_channels, C, n_taps, side_by_side):
+    """dweight = Σ partial[split], `n_splits` of `size` numbers (filters, n_taps, n_channels) each.
+
+    dweight takes K filters of C channels: (K, n_taps, C) `side_by_side`, else (K, C, n_taps).
+    """
+    totals = cuda.shared.array((TOTAL_PARTS, TOTAL_LANES, WIDTH), np.float32)
+    values, total = cuda.local.array(WIDTH, np.float32), cuda.local.array(WIDTH, np.float32)
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    lane, part = cuda.threadIdx.x % TOTAL_LANES, cuda.threadIdx.x // TOTAL_LANES  # of WIDTH sums
+    n = dweight.shape[0] // C * n_channels
+    i = (np.int64(cuda.blockIdx.x) * TOTAL_LANES + lane) * WIDTH
+    for e in range(WIDTH):
+        total[e] = ZERO
+    if i < n:
+        for split in range(part, n_splits, TOTAL_PARTS):
+            load_vector(values, partial, split * size + i)
+            for e in range(WIDTH):
+                total[e] += values[e]
+    for e in range(WIDTH):
+        totals[part, lane, e] = total[e]
+    cuda.syncthreads()
+    if part == 0 and i < n:
+        line, c = i // n_channels, i % n_channels
+        for e in range(WIDTH):
+            for other in range(1, TOTAL_PARTS):
+                total[e] += totals[other, lane, e]
+            place = line * C + c + e
+            if not side_by_side:
+                place = (line // n_taps * C + c + e) * n_taps + line % n_taps
+            if c + e < C:
+                store(dweight, place, total[e])
 
 
 def add_up(partial, result, n_splits):

@@ -11,6 +11,7 @@ from course_lib.kernels.conv2d import (
     gather_pack,
     gather_plan,
     gathering,
+    group_sums_plan,
     grouped,
     grouped_plan,
     halo_plan,
@@ -57,12 +58,21 @@ def _gathered_by_tensor_cores(for_dx):
 
 
 def _dweight_by_tensor_cores():
-    by_channels = [kernel for kernel, *_ in gathering.CHANNELS_LAST_DWEIGHT.values()]
     gathered = [of_dweight for _, of_dweight in TENSOR]
     laid_out = (
         gather_pack.pack_two_kernel, transpose.transpose_kernel, transpose.transpose_two_kernel,
     )  # fmt: skip
-    return [*_compiled_by(*PIXEL_SUMS), *laid_out, *by_channels, *gathered, *DBIAS]
+    return [*_compiled_by(*PIXEL_SUMS), *laid_out, *gathered, *DBIAS]
+
+
+def _joined(launcher, kernels):
+    """The plan, launcher and kernels of `block_diagonal`, forward and dx; kernels of `gather`."""
+    return grouped_plan.plan, launcher, lambda: (*grouped.KERNELS, *kernels(), *FORMAT)
+
+
+def _dweight_of_groups():
+    laid_out = gather_pack.pack_two_kernel, total_kernel
+    return (*_compiled_by(group_sums_plan), *laid_out, *DBIAS, *FORMAT)
 
 
 def _rung(name, launch, kernels):
@@ -79,14 +89,13 @@ def _dweight(name, launch, kernels):
 def _by_tensor_cores(product, joined, gathered, kernels, prefer, gather):
     """The rung `tensor_core`, by the launchers of its ways, and the kernels of the last.
 
-    gather  (plan, launcher, function that gives the kernels) of the way of that name
+    joined, gather  (plan, launcher, function that gives the kernels) of `block_diagonal`, `gather`
     """
     since = gathering.TENSOR_CORES_SINCE
     of_gemm = lambda: (*matrix_product.kernels(), *DBIAS)  # noqa: E731 - as late as the other's
-    of_joined = lambda: (*grouped.KERNELS, *gather[2](), *kernels(), *FORMAT)  # noqa: E731
     ways = (
         Way("gemm", matrix_product.plan, product, of_gemm, since),
-        Way("block_diagonal", grouped_plan.plan, joined, of_joined, since),
+        Way("block_diagonal", *joined, since),
         Way("gather", *gather, gather_plan.ONLY),
         Way("implicit_gemm", None, gathered, kernels, since),
     )
@@ -175,8 +184,9 @@ FORWARD = Ladder(
     _rung("im2col", launching.im2col_forward, (im2col.im2col_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
     _by_tensor_cores(
-        matrix_product.forward, grouped_plan.forward, _tensor,
-        lambda: _gathered_by_tensor_cores(False),
+        matrix_product.forward,
+        _joined(grouped_plan.forward, lambda: (*_of_gather(), *_gathered_by_tensor_cores(False))),
+        _tensor, lambda: _gathered_by_tensor_cores(False),
         functools.partial(_preferred, forward_sizes),
         (gather_plan.FORWARD_PLAN, gather_plan.forward, _of_gather),
     ),
@@ -198,7 +208,9 @@ DX = Ladder(
     _rung("im2col", launching.im2col_dx, (im2col.col2im_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
     _by_tensor_cores(
-        matrix_product.dx, grouped_plan.dx, _tensor, lambda: _gathered_by_tensor_cores(True),
+        matrix_product.dx,
+        _joined(grouped_plan.dx, lambda: (*_of_gather(), *_gathered_by_tensor_cores(True))),
+        _tensor, lambda: _gathered_by_tensor_cores(True),
         functools.partial(_preferred, dx_sizes),
         (gather_plan.DX_PLAN, gather_plan.dx, _of_gather),
     ),
@@ -224,8 +236,11 @@ DWEIGHT = Ladder(
     Rung("implicit_gemm", _implicit, (SCALAR[1], total_kernel, *DBIAS, *FORMAT)),
     _by_tensor_cores(
         functools.partial(launching.with_dbias, matrix_product.dweight),
-        functools.partial(launching.with_dbias, grouped_plan.dweight), _tensor,
-        _dweight_by_tensor_cores, _preferred_for_dweight,
+        (
+            group_sums_plan.plan,
+            functools.partial(launching.with_dbias, group_sums_plan.dweight), _dweight_of_groups,
+        ),
+        _tensor, _dweight_by_tensor_cores, _preferred_for_dweight,
         (
             gather_plan.DWEIGHT_PLAN, functools.partial(launching.with_dbias, gather_plan.dweight),
             lambda: (*gather_plan.dweight_kernels(), *DBIAS, *FORMAT),

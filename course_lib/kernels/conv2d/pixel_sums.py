@@ -19,7 +19,7 @@ from course_lib import cuda
 from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.blocks.mma import fragments, mainloop
-from course_lib.kernels.blocks.mma.tiles import PARTS, tile
+from course_lib.kernels.blocks.mma.tiles import PARTS, ROW_PADDING, tile
 from course_lib.kernels.conv2d.halo_results import PLANAR, add_up, results
 from course_lib.kernels.conv2d.pixel_sums_copies import (
     BAND,
@@ -46,8 +46,7 @@ from course_lib.runtime.intrinsics.cluster import (
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.intrinsics.shared import dynamic_shared
 
-SUM_LANES, SUM_PARTS = 32, 8  # threads side by side, and threads that share the sums of one
-WIDTH = 4  # sums that a thread adds up at a time
+WIDTH = 4  # sums that a thread hands over at a time
 AT_ONCE = 8  # loads of dy that a thread has on their way, for dbias
 
 
@@ -62,15 +61,11 @@ def shared_bytes(shape, itemsize):
     return max(buffers, shape.n * (shape.m + 4) * 4)
 
 
-def make(shape, itemsize, mode, together=False):
-    """The kernel for blocks of `shape`, of numbers of so many bytes, multiplied in `mode`.
-
-    together  whether the blocks that share the pixels of a tile are a cluster
-    """
-    TILE_M, TILE_N, N_STAGES, N_THREADS = shape.m, shape.n, shape.n_stages, shape.n_threads
-    WARP_M, WARP_N, WARPS_N = shape.m // shape.warps_m, shape.n // shape.warps_n, shape.warps_n
-    N_SUMS, ROUNDS = WARP_M * WARP_N // 32, rounds(shape, itemsize)
-    K_SIZE, BANDS = K_BYTES // itemsize, TILE_M // BAND
+def loop(shape, itemsize, mode):
+    """(find_terms, find_pixels, add_products, collect), for the blocks that `make` is told."""
+    TILE_M, TILE_N, N_STAGES = shape.m, shape.n, shape.n_stages
+    WARP_M, WARP_N = shape.m // shape.warps_m, shape.n // shape.warps_n
+    K_SIZE = K_BYTES // itemsize
     sides = [tile(n, K_BYTES, itemsize, 2 * n, "by_row") for n in (TILE_M, TILE_N)]
     A_SIZE, STAGE = sides[0].size, sides[0].size + sides[1].size
     loads = (
@@ -78,9 +73,7 @@ def make(shape, itemsize, mode, together=False):
         fragments.load_b(sides[1], "by_row", itemsize),
     )
     find_terms, find_pixels, go_on, fetch_x, fetch_dy = copies(shape, itemsize)
-    collect, _ = results(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS)
-    hand_over = _handing_over(shape, itemsize, together)
-    sum_dy = sums_of_dy(shape, itemsize)
+    collect, _ = results(TILE_M, TILE_N, WARP_M, WARP_N, shape.n_threads)
     AHEAD, _ = mainloop.timing(mode, N_STAGES)
 
     @cuda.jit(device=True)
@@ -123,6 +116,23 @@ def make(shape, itemsize, mode, together=False):
             go_on(of_x[4], step, of_x[6])
             at, to = following, np.int32(to + STAGE if to < (N_STAGES - 1) * STAGE else 0)
             number = np.int32(number + 1)
+
+    return find_terms, find_pixels, add_products, collect
+
+
+def make(shape, itemsize, mode, together=False):
+    """The kernel for blocks of `shape`, of numbers of so many bytes, multiplied in `mode`.
+
+    together  whether the blocks that share the pixels of a tile are a cluster
+    """
+    TILE_M, TILE_N, N_THREADS = shape.m, shape.n, shape.n_threads
+    WARP_M, WARP_N, WARPS_N = shape.m // shape.warps_m, shape.n // shape.warps_n, shape.warps_n
+    N_SUMS, ROUNDS = WARP_M * WARP_N // 32, rounds(shape, itemsize)
+    K_SIZE, BANDS = K_BYTES // itemsize, TILE_M // BAND
+    A_SIZE = K_SIZE * (TILE_M + ROW_PADDING)
+    find_terms, find_pixels, add_products, collect = loop(shape, itemsize, mode)
+    hand_over = _handing_over(shape, itemsize, together)
+    sum_dy = sums_of_dy(shape, itemsize)
 
     @cuda.jit(launch_bounds=(N_THREADS, shape.min_blocks))
     def pixel_sums_kernel(
@@ -263,38 +273,3 @@ def sums_of_dy(shape, itemsize):
         cluster_sync()
 
     return sum_dy
-
-
-@cuda.jit
-def sum_kernel(partial, dweight, n_splits, size, n_channels, C, n_taps, side_by_side):
-    """dweight = Σ partial[split], `n_splits` of `size` numbers (filters, n_taps, n_channels) each.
-
-    dweight takes K filters of C channels: (K, n_taps, C) `side_by_side`, else (K, C, n_taps).
-    """
-    totals = cuda.shared.array((SUM_PARTS, SUM_LANES, WIDTH), np.float32)
-    values, total = cuda.local.array(WIDTH, np.float32), cuda.local.array(WIDTH, np.float32)
-    allow_next_kernel()
-    wait_for_previous_kernel()
-    lane, part = cuda.threadIdx.x % SUM_LANES, cuda.threadIdx.x // SUM_LANES  # of WIDTH sums
-    n = dweight.shape[0] // C * n_channels
-    i = (np.int64(cuda.blockIdx.x) * SUM_LANES + lane) * WIDTH
-    for e in range(WIDTH):
-        total[e] = ZERO
-    if i < n:
-        for split in range(part, n_splits, SUM_PARTS):
-            load_vector(values, partial, split * size + i)
-            for e in range(WIDTH):
-                total[e] += values[e]
-    for e in range(WIDTH):
-        totals[part, lane, e] = total[e]
-    cuda.syncthreads()
-    if part == 0 and i < n:
-        line, c = i // n_channels, i % n_channels
-        for e in range(WIDTH):
-            for other in range(1, SUM_PARTS):
-                total[e] += totals[other, lane, e]
-            place = line * C + c + e
-            if not side_by_side:
-                place = (line // n_taps * C + c + e) * n_taps + line % n_taps
-            if c + e < C:
-                store(dweight, place, total[e])

@@ -6,6 +6,12 @@ from typing import NamedTuple
 
 from course_lib.kernels.blocks.mma.shape import Shape
 from course_lib.kernels.conv2d import gather_pack, pixel_sums, pixel_sums_copies
+from course_lib.kernels.conv2d.implicit_dweight import (
+    TOTAL_LANES,
+    TOTAL_THREADS,
+    WIDTH,
+    sum_kernel,
+)
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
@@ -35,17 +41,28 @@ class Plan(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def planned(problem, itemsize, mode, chip):
     """The fastest `Plan` on a chip as `chip_of` gives it; None if there is none."""
-    p = problem = padded(problem, itemsize)
+    if problem.groups != 1:
+        return None
+    whole = padded(problem, itemsize)
+    return fastest(lambda shape: whole, itemsize, mode, chip) if takes(problem) else None
+
+
+def takes(problem):
+    """Whether the kernels can count the pixels and the taps of a problem, which has some."""
+    p = problem
     small = max(p.N * p.H * p.W, p.N * p.P * p.Q) <= MOST
     small = small and max(p.P, p.Q) <= pixel_sums_copies.MOST_LINES
     small = small and max(p.R, p.S) <= pixel_sums_copies.NO_TAP
-    if p.groups != 1 or not small or not p.N * p.P * p.Q * p.C:
-        return None
+    return small and p.N * p.P * p.Q * p.C > 0
+
+
+def fastest(problem_for, itemsize, mode, chip):
+    """The fastest `Plan`, or None; problem_for(shape): what blocks of that shape multiply."""
     found = [
-        (cost(problem, plan) / speed, plan)
+        (cost(problem_for(shape), plan) / speed, plan)
         for shape, speed in SHAPES[mode].items()
         if pixel_sums.shared_bytes(shape, itemsize) + STATIC_BYTES <= chip[1]
-        for plan in [plan_of(problem, shape, itemsize)]
+        for plan in [plan_of(problem_for(shape), shape, itemsize)]
     ]
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
@@ -108,11 +125,11 @@ def run(plan, problem, dy, x, dweight, mode):
 
 def add_up(partial, dweight, n_splits, size, n_channels, problem):
     """dweight = Σ partial[split], as `sum_kernel` takes them."""
-    p, lanes = problem, pixel_sums.SUM_LANES
-    n_blocks = math.ceil(p.K * p.R * p.S * n_channels / (lanes * pixel_sums.WIDTH))
+    p = problem
+    n_blocks = math.ceil(p.K * p.R * p.S * n_channels / (TOTAL_LANES * WIDTH))
     launch(
-        pixel_sums.sum_kernel, n_blocks, lanes * pixel_sums.SUM_PARTS, partial, dweight, n_splits,
-        size, n_channels, p.C, p.R * p.S, p.channels_last, flat=True, overlap=True,
+        sum_kernel, n_blocks, TOTAL_THREADS, partial, dweight, n_splits, size, n_channels, p.C,
+        p.R * p.S, p.channels_last, flat=True, overlap=True,
     )  # fmt: skip
 
 
@@ -128,7 +145,7 @@ def specialisations():
     for dtype in ("float32", "float16", "bfloat16"):
         array = (dtype, 1)
         types = [sums, array, *["int64"] * 5, "boolean"]
-        yield f"conv2d.sum {dtype}", pixel_sums.sum_kernel, types
+        yield f"conv2d.sum {dtype}", sum_kernel, types
         for mode in ("tf32", "split", "mixed") if dtype == "float32" else ("narrow",):
             for shape in SHAPES[mode]:
                 kernel = kernel_for(shape, 4 if dtype == "float32" else 2, mode)
