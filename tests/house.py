@@ -76,17 +76,17 @@ FIGURES = (
     Figure("kernel objects that neither AUTO nor a lesson takes", 97, 0),
     Figure("operations that import inner files of others", 0, 0),
     Figure("kernels without a docstring of their parameters", 201),
-    Figure("lines that the formatter is told to leave", 1470),
+    Figure("lines that the formatter is told to leave", 1469),
     Figure("files of kernels over 300 lines", 7),
     # Not yet in the bar: 3,680 lines of attention, 445 of scaled_softmax, 2,150 of convolutions
     # that are gathered, joined, or products of matrices, 590 of rows off boundaries, 330 of streams
     # of tiles, 500 of all_reduce.
-    Figure("lines of kernels", 35762, 26609),
+    Figure("lines of kernels", 35756, 26609),
     # Nor are 3,300 lines of attention's tests and of the wrong kernels of its lessons, 750 of
     # scaled_softmax's, of the audit of plans and of the choice of faster layers, and 2,700 of the
     # commands for others' scripts, of ranks, of streamed sets and of the wheel. 280 are the wrong
     # kernels of lesson 21.
-    Figure("lines of tests", 72505, 52000),
+    Figure("lines of tests", 72412, 52000),
     Figure("contract proofs", 6129, 6129, least=True),
     Figure("planted mistakes rejected", 26, 26, least=True),
     Figure("known-wrong kernels rejected", 1490, 1490, least=True),

@@ -366,11 +366,11 @@ def test_groups_that_a_way_refuses(variant, weight_shape, options, reason):
 
 @pytest.mark.parametrize("x_shape, weight_shape, options, dtype, layout, kernels", [
     ((1, 24, 2, 3), (24, 4, 2, 2), dict(padding=1), BF16, LAYOUTS[1],
-     {"arrange_kernel", "warpgroup_kernel", "group_sums_kernel"}),
+     {"arrange_kernel", "warpgroup_kernel", "gather_dweight_kernel", "spread_kernel"}),
     ((1, 16, 4, 5), (32, 4, 3, 3), dict(stride=2, padding=1), BF16, LAYOUTS[1],
-     {"spread_kernel", "halo_kernel", "channels_last_kernel", "group_sums_kernel"}),
+     {"spread_kernel", "halo_kernel", "channels_last_kernel", "gather_dweight_kernel"}),
     ((2, 6, 2, 4), (9, 2, 2, 2), dict(padding=1), FP32, LAYOUTS[0],
-     {"spread_kernel", "gathered_product_kernel", "group_sums_kernel"}),
+     {"spread_kernel", "gathered_product_kernel", "pixel_sums_kernel"}),
 ])  # fmt: skip
 def test_groups_that_are_joined(x_shape, weight_shape, options, dtype, layout, kernels):
     options |= dict(groups=x_shape[1] // weight_shape[1])
@@ -384,10 +384,10 @@ def test_groups_that_are_joined(x_shape, weight_shape, options, dtype, layout, k
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("x_shape, weight_shape, groups, options, dtype", [
-    ((1, 26, 3, 2), (130, 2, 1, 2), 13, {}, FP32),  # windows of 12 and 28 channels, of 26
-    ((2, 96, 2, 3), (96, 32, 2, 1), 3, dict(stride=2, padding=(1, 0)), BF16),  # of two groups each
-    ((1, 80, 3, 3), (6, 40, 1, 1), 2, dict(dilation=2), BF16),  # more channels than a tile
-    ((1, 6, 1, 400), (9, 2, 1, 1), 3, {}, FP32),  # pixels in parts
+    ((1, 45, 3, 2), (450, 3, 1, 2), 15, {}, FP32),  # 16 channels, of three groups or four
+    ((2, 96, 2, 3), (192, 16, 2, 1), 6, dict(stride=2, padding=(1, 0)), BF16),  # of two groups
+    ((1, 642, 3, 3), (8, 321, 1, 1), 2, dict(dilation=2), BF16),  # all, and too many for one group
+    ((1, 48, 1, 400), (192, 3, 1, 1), 16, {}, FP32),  # pixels in parts
 ])  # fmt: skip
 def test_dweight_reads_windows_of_channels(x_shape, weight_shape, groups, options, dtype, layout):
     x, weight, _ = case(x_shape, weight_shape, dtype, layout)
@@ -398,13 +398,15 @@ def test_dweight_reads_windows_of_channels(x_shape, weight_shape, groups, option
     assert "group_sums_kernel" in {kernel.py_func.__name__ for kernel, *_ in launches}
 
 
-def test_in_dweight_an_infinity_stays_in_its_group():
-    x, weight, _ = case((1, 12, 2, 3), (15, 4, 1, 1))
+@pytest.mark.parametrize("n_filters", [5, 64])  # of three groups in a tile, and of one
+def test_in_dweight_an_infinity_stays_in_its_group(n_filters):
+    x, weight, _ = case((1, 12, 2, 3), (3 * n_filters, 4, 1, 1))
     x[0, 5, 1, 1] = math.inf
-    dy = torch.ones(1, 15, 2, 3).to(PLACE)
-    way = dict(groups=3, variant="tensor_core/block_diagonal")
+    dy = torch.ones(1, 3 * n_filters, 2, 3).to(PLACE)
+    way = dict(groups=3, variant="tensor_core")
     _, dweight, _ = conv2d.backward(dy, x, weight, needs=(False, True, False), **way)
-    assert dweight.isfinite().flatten(1).all(1).tolist() == [True] * 5 + [False] * 5 + [True] * 5
+    finite = dweight.isfinite().flatten(1).all(1).view(3, -1)
+    assert finite.all(1).tolist() == finite.any(1).tolist() == [True, False, True]
 
 
 def test_joined_groups_in_tf32():

@@ -14,13 +14,7 @@ from course_lib.kernels.conv2d import (
 )
 from course_lib.kernels.conv2d.gather import Shape
 from course_lib.kernels.conv2d.gather_pack import Steps
-from course_lib.kernels.conv2d.gather_taps import (
-    ITEMSIZE,
-    Sizes,
-    dx_sizes,
-    forward_sizes,
-    windowed,
-)
+from course_lib.kernels.conv2d.gather_taps import ITEMSIZE, Sizes, dx_sizes, forward_sizes, windowed
 from course_lib.kernels.conv2d.halo_results import ADD_BIAS, PLANAR, VECTORS
 from course_lib.kernels.conv2d.implicit_dweight import add_up, sum_kernel
 from course_lib.kernels.operation import Refusal

@@ -4,10 +4,13 @@ import functools
 
 import numpy as np
 
+from course_lib.kernels.blocks.memory_format import empty
 from course_lib.kernels.conv2d import (
     gather_pack,
+    gather_plan,
     gathering,
     group_sums,
+    grouped_plan,
     halo_plan,
     pixel_sums,
     pixel_sums_plan,
@@ -20,17 +23,9 @@ from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
-
-def plan(problem, chip):
-    """The problem itself, or a `Refusal`."""
-    p = problem
-    if p.groups == 1 or not p.K:
-        return Refusal("takes several groups, not 1")
-    if found := gathering.fault(p):
-        return Refusal(f"takes {found}")
-    if not pixel_sums_plan.takes(p):
-        return Refusal("takes planes of at most 512 × 512 pixels, and filters of 31 × 31")
-    return problem
+#: How many times fewer channels than there are a tile must read, for groups not to become one;
+#: where `gather` takes that one. As measured at drawn shapes on an H200.
+WORTH, WORTH_OF_GATHER = 2, 3
 
 
 @functools.lru_cache(maxsize=4096)
@@ -43,21 +38,38 @@ def windowed(problem, itemsize, shape):
 
 
 def dweight(problem, dy, x, dweight, precision):
-    """dweight, from dy and x."""
+    """dweight, from dy and x; from one group of all channels where a tile reads most of them."""
     p, itemsize = problem, x.dtype.itemsize
-    n_pixels, size = p.N * p.P * p.Q, arrays.size_of(dweight)
-    mode = halo_plan.mode_of(x, precision, n_pixels)
+    mode = halo_plan.mode_of(x, precision, p.N * p.P * p.Q)
     of_shape = functools.partial(windowed, problem, itemsize)
-    shape, n_splits, length = pixel_sums_plan.fastest(of_shape, itemsize, mode, chip_of(x))
+    if not pixel_sums_plan.takes(p):
+        gathering.launch_dweight("tensor_core", p, dy, x, dweight, precision)
+        return
+    dense = p._replace(groups=1)
+    by_gather = not isinstance(gather_plan.DWEIGHT_PLAN(dense, chip_of(x)), Refusal)
+    least = min(of_shape(shape).C for shape in SHAPES[mode])
+    if p.C > grouped_plan.MOST_DENSE or least * (WORTH_OF_GATHER if by_gather else WORTH) <= p.C:
+        plan = pixel_sums_plan.fastest(of_shape, itemsize, mode, chip_of(x))
+        _launch(p, plan, of_shape(plan.shape), dy, x, dweight, mode)
+        return
+    whole = empty(dense.weight_shape, x, p)
+    if by_gather:
+        gather_plan.dweight(dense, dy, x, whole, precision)
+    else:
+        gathering.launch_dweight("tensor_core", dense, dy, x, whole, precision)
+    grouped_plan.launch_spread(problem, dense, dweight, whole, True)
+
+
+def _launch(problem, plan, window, dy, x, dweight, mode):
+    (shape, n_splits, length), p, itemsize = plan, problem, x.dtype.itemsize
     x, dy = gather_pack.x_and_dy(problem, x, dy)
     partial = dweight
     if n_splits > 1 or arrays.dtype_name(dweight) != "float32":
-        partial = arrays.empty((n_splits, size), like=x, dtype="float32")
-    window = of_shape(shape)
+        partial = arrays.empty((n_splits, arrays.size_of(dweight)), like=x, dtype="float32")
     groups = p.K, window.C, p.K // p.groups, p.C // p.groups
     launch(
         kernel_for(shape, itemsize, mode), n_blocks(window, shape) * n_splits, shape.n_threads,
-        dy, x, partial, n_pixels, length, n_splits, *map(np.int32, groups),
+        dy, x, partial, p.N * p.P * p.Q, length, n_splits, *map(np.int32, groups),
         *numbers_of(pixel_sums_plan.padded(problem, itemsize)), p.channels_last,
         shared_bytes=pixel_sums.shared_bytes(shape, itemsize), flat=True, overlap=True,
     )  # fmt: skip

@@ -45,26 +45,33 @@ _weight_of, _rounded_of = _place_in(load), _place_in(load_rounded)
 
 @cuda.jit
 def spread_kernel(
-    weight, spread, n_columns, n_channels, per_part, part_channels, n_joined, n_taps, last
+    weight, spread, n_columns, n_channels, per_part, part_channels, n_joined, n_taps, gathers, last
 ):
     """spread (filters, n_joined, taps) = weight (filters, n_channels, taps) among zeros.
 
     n_columns, n_channels    of a group
     per_part, part_channels  filters of the groups that are joined, and their channels
+    gathers                  the reverse: `spread` is read, and its blocks become `weight`
     last                     whether channels lie behind taps
     """
     allow_next_kernel()
     wait_for_previous_kernel()
-    i = np.int32(cuda.grid(1))
-    if i < spread.shape[0]:
-        line, inner = divided(i, np.int32(n_joined * n_taps))
-        (tap, c) = divided(inner, n_joined) if last else divided(inner, n_taps)
+    i, width = np.int32(cuda.grid(1)), n_channels if gathers else n_joined
+    if i < (weight.shape[0] if gathers else spread.shape[0]):
+        line, inner = divided(i, np.int32(width * n_taps))
+        (tap, c) = divided(inner, width) if last else divided(inner, n_taps)
         if not last:
             tap, c = c, tap
         part, _ = divided(line, per_part)
-        channel = np.int32(part * part_channels + c)
-        counts = n_columns, n_channels
-        store(spread, i, _weight_of(weight, line, channel, tap, counts, n_taps, False, last))
+        if gathers:
+            channel = divided(line, n_columns)[0] * n_channels + c - part * part_channels
+            place = np.int64(line) * (n_joined * n_taps)
+            place += tap * n_joined + channel if last else channel * n_taps + tap
+            store(weight, i, load(spread, place))
+        else:
+            channel = np.int32(part * part_channels + c)
+            counts = n_columns, n_channels
+            store(spread, i, _weight_of(weight, line, channel, tap, counts, n_taps, False, last))
 
 
 def _tiling(weight_of):

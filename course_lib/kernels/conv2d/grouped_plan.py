@@ -16,13 +16,7 @@ import numpy as np
 
 from course_lib.kernels.blocks import memory_format
 from course_lib.kernels.blocks.memory_format import empty, formatted
-from course_lib.kernels.conv2d import (
-    gathering,
-    grouped,
-    halo_plan,
-    layout,
-    warpgroup_plan,
-)
+from course_lib.kernels.conv2d import gathering, grouped, halo_plan, layout, warpgroup_plan
 from course_lib.kernels.conv2d.problem import DTYPES
 from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
@@ -49,34 +43,34 @@ def joined_for(problem, gather_of, source, precision):
     gather = gather_of(dense)
     n_terms = gather.n_channels * gather.R * gather.S if gather else 0
     mode = halo_plan.mode_of(source, precision, n_terms)
-    if max(problem.C, problem.K) > MOST_DENSE:
-        return joined(problem)
-    return dense if halo_plan.planned(gather, itemsize, mode, chip_of(source)) else joined(problem)
+    taken = max(problem.C, problem.K) <= MOST_DENSE
+    taken = taken and halo_plan.planned(gather, itemsize, mode, chip_of(source))
+    return dense if taken else joined(problem)
 
 
-def plan(problem, chip):
-    """The problem itself, or a `Refusal`."""
+def plan(problem, chip, most=MOST_CHANNELS):
+    """The problem itself, or a `Refusal`; `most` channels and filters of a group."""
     p = problem
     if p.groups == 1 or not p.K:
         return Refusal("takes several groups, not 1")
-    if max(p.C, p.K) // p.groups > MOST_CHANNELS:
+    if max(p.C, p.K) // p.groups > most:
         return Refusal(
-            f"takes groups of at most {MOST_CHANNELS} channels and filters, not of "
+            f"takes groups of at most {most} channels and filters, not of "
             f"{p.C // p.groups} and {p.K // p.groups}"
         )
-    if found := gathering.fault(joined(p)) or gathering.fault(p):
+    if found := most == MOST_CHANNELS and gathering.fault(joined(p)) or gathering.fault(p):
         return Refusal(f"takes {found}")
     return problem
 
 
-def _launch_spread(problem, joined, weight, spread):
+def launch_spread(problem, joined, weight, spread, gathers):
     """Launch `spread_kernel`; `problem` is that of `weight`, `joined` that of `spread`."""
-    p, size = problem, arrays.size_of(spread)
+    p, size = problem, arrays.size_of(weight if gathers else spread)
     filters, channels = p.K // joined.groups, p.C // joined.groups
     numbers = p.K // p.groups, p.C // p.groups, filters, channels, channels, p.R * p.S
     launch(
         grouped.spread_kernel, math.ceil(size / BLOCK_SIZE), BLOCK_SIZE, weight, spread,
-        *map(np.int32, numbers), joined.channels_last, flat=True, overlap=True,
+        *map(np.int32, numbers), gathers, joined.channels_last, flat=True, overlap=True,
     )  # fmt: skip
 
 
@@ -123,7 +117,7 @@ def _join(launch_pass, problem, joined, source, weight, result, precision, *bias
         source, weight = map(memory_format.channels_last, (source, weight))
     room = result if p.channels_last == problem.channels_last else empty(result.shape, result, p)
     spread = empty(p.weight_shape, weight, p)
-    _launch_spread(problem, p, weight, spread)
+    launch_spread(problem, p, weight, spread, False)
     launch_pass("tensor_core", p, source, spread, *bias, room, precision)
     if room is not result:
         N, C, H, W = result.shape
@@ -170,7 +164,7 @@ def specialisations():
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
     for dtype in DTYPES:
         array, numbers = (dtype, 1), [*["int32"] * 8, "boolean"]
-        types = [array, array, *["int32"] * 6, "boolean"]
+        types = [array, array, *["int32"] * 6, "boolean", "boolean"]
         yield f"conv2d.spread of groups {dtype}", grouped.spread_kernel, types
         alone, with_images = grouped.TILES[4 if dtype == "float32" else 2]
         yield f"conv2d.spread tiles of groups {dtype}", alone, [array, array, *numbers]

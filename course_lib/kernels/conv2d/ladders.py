@@ -1,6 +1,7 @@
 """The rungs of each pass: how each is launched, and every kernel that it may launch."""
 
 import functools
+import math
 
 from course_lib.kernels.blocks import column_sums, memory_format, transpose
 from course_lib.kernels.conv2d import (
@@ -65,16 +66,6 @@ def _dweight_by_tensor_cores():
     return [*_compiled_by(*PIXEL_SUMS), *laid_out, *gathered, *DBIAS]
 
 
-def _joined(launcher, kernels):
-    """The plan, launcher and kernels of `block_diagonal`, forward and dx; kernels of `gather`."""
-    return grouped_plan.plan, launcher, lambda: (*grouped.KERNELS, *kernels(), *FORMAT)
-
-
-def _dweight_of_groups():
-    laid_out = gather_pack.pack_two_kernel, total_kernel
-    return (*_compiled_by(group_sums_plan), *laid_out, *DBIAS, *FORMAT)
-
-
 def _rung(name, launch, kernels):
     """A rung of forward or of dx."""
     return Rung(name, launch, (*kernels, *FORMAT))
@@ -86,16 +77,20 @@ def _dweight(name, launch, kernels):
     return Rung(name, launcher, (*kernels, *DBIAS, *FORMAT))
 
 
-def _by_tensor_cores(product, joined, gathered, kernels, prefer, gather):
+def _by_tensor_cores(product, joined, gathered, kernels, prefer, gather, *of_groups):
     """The rung `tensor_core`, by the launchers of its ways, and the kernels of the last.
 
-    joined, gather  (plan, launcher, function that gives the kernels) of `block_diagonal`, `gather`
+    joined     (plan, launcher) of `block_diagonal`; `of_groups` compile kernels for it alone
+    gather     (plan, launcher, function that gives the kernels) of the way of that name
     """
     since = gathering.TENSOR_CORES_SINCE
     of_gemm = lambda: (*matrix_product.kernels(), *DBIAS)  # noqa: E731 - as late as the other's
+    of_joined = lambda: (  # noqa: E731
+        *_compiled_by(*of_groups), *grouped.KERNELS, *gather[2](), *kernels(), *FORMAT,
+    )  # fmt: skip
     ways = (
         Way("gemm", matrix_product.plan, product, of_gemm, since),
-        Way("block_diagonal", *joined, since),
+        Way("block_diagonal", *joined, of_joined, since),
         Way("gather", *gather, gather_plan.ONLY),
         Way("implicit_gemm", None, gathered, kernels, since),
     )
@@ -184,9 +179,8 @@ FORWARD = Ladder(
     _rung("im2col", launching.im2col_forward, (im2col.im2col_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
     _by_tensor_cores(
-        matrix_product.forward,
-        _joined(grouped_plan.forward, lambda: (*_of_gather(), *_gathered_by_tensor_cores(False))),
-        _tensor, lambda: _gathered_by_tensor_cores(False),
+        matrix_product.forward, (grouped_plan.plan, grouped_plan.forward), _tensor,
+        lambda: _gathered_by_tensor_cores(False),
         functools.partial(_preferred, forward_sizes),
         (gather_plan.FORWARD_PLAN, gather_plan.forward, _of_gather),
     ),
@@ -208,9 +202,8 @@ DX = Ladder(
     _rung("im2col", launching.im2col_dx, (im2col.col2im_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
     _by_tensor_cores(
-        matrix_product.dx,
-        _joined(grouped_plan.dx, lambda: (*_of_gather(), *_gathered_by_tensor_cores(True))),
-        _tensor, lambda: _gathered_by_tensor_cores(True),
+        matrix_product.dx, (grouped_plan.plan, grouped_plan.dx), _tensor,
+        lambda: _gathered_by_tensor_cores(True),
         functools.partial(_preferred, dx_sizes),
         (gather_plan.DX_PLAN, gather_plan.dx, _of_gather),
     ),
@@ -237,14 +230,14 @@ DWEIGHT = Ladder(
     _by_tensor_cores(
         functools.partial(launching.with_dbias, matrix_product.dweight),
         (
-            group_sums_plan.plan,
-            functools.partial(launching.with_dbias, group_sums_plan.dweight), _dweight_of_groups,
+            functools.partial(grouped_plan.plan, most=math.inf),
+            functools.partial(launching.with_dbias, group_sums_plan.dweight),
         ),
         _tensor, _dweight_by_tensor_cores, _preferred_for_dweight,
         (
             gather_plan.DWEIGHT_PLAN, functools.partial(launching.with_dbias, gather_plan.dweight),
             lambda: (*gather_plan.dweight_kernels(), *DBIAS, *FORMAT),
-        ),
+        ), group_sums_plan,
     ),
     Rung(
         "few_channels", few_channels_plan.launch_dweight,

@@ -6,12 +6,7 @@ from typing import NamedTuple
 
 from course_lib.kernels.blocks.mma.shape import Shape
 from course_lib.kernels.conv2d import gather_pack, pixel_sums, pixel_sums_copies
-from course_lib.kernels.conv2d.implicit_dweight import (
-    TOTAL_LANES,
-    TOTAL_THREADS,
-    WIDTH,
-    sum_kernel,
-)
+from course_lib.kernels.conv2d.implicit_dweight import TOTAL_LANES, TOTAL_THREADS, WIDTH, sum_kernel
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
