@@ -45,11 +45,12 @@ def dweight(problem, dy, x, dweight, precision):
     if not pixel_sums_plan.takes(p):
         gathering.launch_dweight("tensor_core", p, dy, x, dweight, precision)
         return
-    dense = p._replace(groups=1)
-    by_gather = not isinstance(gather_plan.DWEIGHT_PLAN(dense, chip_of(x)), Refusal)
+    dense, chip = p._replace(groups=1), chip_of(x)
+    by_gather = chip.capability == gather_plan.ONLY
+    by_gather = by_gather and not isinstance(gather_plan.DWEIGHT_PLAN(dense, chip), Refusal)
     least = min(of_shape(shape).C for shape in SHAPES[mode])
     if p.C > grouped_plan.MOST_DENSE or least * (WORTH_OF_GATHER if by_gather else WORTH) <= p.C:
-        plan = pixel_sums_plan.fastest(of_shape, itemsize, mode, chip_of(x))
+        plan = pixel_sums_plan.fastest(of_shape, itemsize, mode, chip)
         _launch(p, plan, of_shape(plan.shape), dy, x, dweight, mode)
         return
     whole = empty(dense.weight_shape, x, p)
