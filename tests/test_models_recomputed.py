@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tensors import PLACE, randn
-from test_models_images import _seed, two_pathways  # noqa: F401 - a fixture
+from test_models_images import pytestmark, two_pathways  # noqa: F401 - the same seed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib import nn
