@@ -371,6 +371,7 @@ def test_groups_that_a_way_refuses(variant, weight_shape, options, reason):
      {"spread_kernel", "halo_kernel", "channels_last_kernel", "gather_dweight_kernel"}),
     ((2, 6, 2, 4), (9, 2, 2, 2), dict(padding=1), FP32, LAYOUTS[0],
      {"spread_kernel", "gathered_product_kernel", "pixel_sums_kernel"}),
+    ((1, 8, 1, 600), (8, 2, 1, 1), {}, FP32, LAYOUTS[0], {"dweight_product_kernel"}),  # long lines
 ])  # fmt: skip
 def test_groups_that_are_joined(x_shape, weight_shape, options, dtype, layout, kernels):
     options |= dict(groups=x_shape[1] // weight_shape[1])
@@ -402,9 +403,8 @@ def test_dweight_reads_windows_of_channels(x_shape, weight_shape, groups, option
 def test_in_dweight_an_infinity_stays_in_its_group(n_filters):
     x, weight, _ = case((1, 12, 2, 3), (3 * n_filters, 4, 1, 1))
     x[0, 5, 1, 1] = math.inf
-    dy = torch.ones(1, 3 * n_filters, 2, 3).to(PLACE)
-    way = dict(groups=3, variant="tensor_core")
-    _, dweight, _ = conv2d.backward(dy, x, weight, needs=(False, True, False), **way)
+    way = dict(groups=3, variant="tensor_core", needs=(False, True, False))
+    _, dweight, _ = conv2d.backward(torch.ones(1, 3 * n_filters, 2, 3).to(PLACE), x, weight, **way)
     finite = dweight.isfinite().flatten(1).all(1).view(3, -1)
     assert finite.all(1).tolist() == finite.any(1).tolist() == [True, False, True]
 

@@ -38,8 +38,8 @@ rung             what it does, and what of the three passes reads from global me
                  16-bit numbers dweight, too. `pixel_sums` takes the others' dweight, channels padded to
                  whole vectors
                  The way `block_diagonal` joins groups of 2 to 32 channels (`grouped_plan`): their weights are
-                 spread among zeros, and the products with these are made, too. Of dweight it takes groups
-                 of any size, and of each tile of filters the channels of their groups (`group_sums`)
+                 spread among zeros, and the products with these are made, too. For dweight it takes groups
+                 of any size; a tile reads its groups' channels alone (`group_sums`), or all if that is most
 `few_channels`   for the filters that first layers have: 3 × 3, 5 × 5 or 7 × 7 over one to four
                  channels; memory the limit. What a pixel's filters meet is read once for up to 64
                  of them, and dy once for dweight and dbias together. dx as `tensor_core`

@@ -42,23 +42,22 @@ def dweight(problem, dy, x, dweight, precision):
     p, itemsize = problem, x.dtype.itemsize
     mode = halo_plan.mode_of(x, precision, p.N * p.P * p.Q)
     of_shape = functools.partial(windowed, problem, itemsize)
-    if not pixel_sums_plan.takes(p):
-        gathering.launch_dweight("tensor_core", p, dy, x, dweight, precision)
-        return
-    dense, chip = p._replace(groups=1), chip_of(x)
-    by_gather = chip.capability == gather_plan.ONLY
-    by_gather = by_gather and not isinstance(gather_plan.DWEIGHT_PLAN(dense, chip), Refusal)
+    one, chip, takes = p._replace(groups=1), chip_of(x), pixel_sums_plan.takes(p)
+    is_few = max(p.C, p.K) <= grouped_plan.MOST_DENSE
+    by_gather = is_few and chip.capability == gather_plan.ONLY and p.N > 0
+    by_gather = by_gather and not isinstance(gather_plan.DWEIGHT_PLAN(one, chip), Refusal)
     least = min(of_shape(shape).C for shape in SHAPES[mode])
-    if p.C > grouped_plan.MOST_DENSE or least * (WORTH_OF_GATHER if by_gather else WORTH) <= p.C:
+    if takes and (not is_few or least * (WORTH_OF_GATHER if by_gather else WORTH) <= p.C):
         plan = pixel_sums_plan.fastest(of_shape, itemsize, mode, chip)
         _launch(p, plan, of_shape(plan.shape), dy, x, dweight, mode)
         return
-    whole = empty(dense.weight_shape, x, p)
+    one = one if by_gather or takes else grouped_plan.joined(p)  # of large planes
+    whole = empty(one.weight_shape, x, p)
     if by_gather:
-        gather_plan.dweight(dense, dy, x, whole, precision)
+        gather_plan.dweight(one, dy, x, whole, precision)
     else:
-        gathering.launch_dweight("tensor_core", dense, dy, x, whole, precision)
-    grouped_plan.launch_spread(problem, dense, dweight, whole, True)
+        gathering.launch_dweight("tensor_core", one, dy, x, whole, precision)
+    grouped_plan.launch_spread(problem, one, dweight, whole, True)
 
 
 def _launch(problem, plan, window, dy, x, dweight, mode):

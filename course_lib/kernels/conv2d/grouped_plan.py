@@ -25,7 +25,7 @@ from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES
 
 BLOCK_SIZE = 256
-MOST_DENSE = 640  # channels that are joined to one group where `halo`, which is faster, takes that
+MOST_DENSE = 640  # channels and filters that become one group where faster kernels take that
 MOST_CHANNELS = 32  # of a group
 SHAPES = tuple(shape for shape in warpgroup_plan.SHAPES if shape.n == grouped.COLUMNS)
 
@@ -33,7 +33,8 @@ SHAPES = tuple(shape for shape in warpgroup_plan.SHAPES if shape.n == grouped.CO
 def joined(problem):
     """The `Problem` with as many groups joined as fill a tile's columns."""
     p, largest = problem, max(problem.C, problem.K) // problem.groups
-    n = max(n for n in range(1, grouped.COLUMNS // largest + 1) if p.groups % n == 0)
+    fits = range(1, grouped.COLUMNS // largest + 1)
+    n = max((n for n in fits if p.groups % n == 0), default=1)
     return p._replace(groups=p.groups // n)
 
 
