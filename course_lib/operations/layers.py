@@ -57,8 +57,9 @@ def _product(module, ladders, truths, ours, theirs, arrays_of, rungs=None, **fac
 
     def gradient_of(number, ladder):
         needs = tuple(which == number for which in range(3))
+        there = rungs and tuple(rung for rung in rungs if rung in ladder.variants)
         return Pass(
-            ladder, backward_inputs, rungs=rungs,
+            ladder, backward_inputs, rungs=there,
             ours=lambda *inputs, variant: ours[1](*inputs, variant=variant, needs=needs)[number],
             peer=lambda *inputs: theirs[1](*inputs)[number],
             truth=lambda *inputs: backward(*inputs)[number],
@@ -123,8 +124,8 @@ def conv2d_operation(depthwise=False, pointwise=False):
 
     other = ("few_channels",) if depthwise else ("depthwise",)
     rungs = tuple(rung for rung in conv2d.FORWARD if rung not in other)
-    if depthwise:  # a way that another is taken before
-        rungs += ("depthwise/by_element",)
+    if depthwise:  # ways that others are taken before
+        rungs += ("depthwise/by_element", "tensor_core/few_filters")
     return _product(
         conv2d, (conv2d.FORWARD, conv2d.DX, conv2d.DWEIGHT),
         (lambda x, weight, bias: reference.conv2d(x, weight, bias, **options(x)),

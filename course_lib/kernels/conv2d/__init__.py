@@ -37,6 +37,8 @@ rung             what it does, and what of the three passes reads from global me
                  takes what `halo` can't take, groups of half the channels at most, and few filters; of
                  16-bit numbers dweight, too. `pixel_sums` takes the others' dweight, channels padded to
                  whole vectors
+                 The way `few_filters` takes up to 8 filters of a group where that is faster than a tile that
+                 stays all but empty: a thread for some pixels, on the ordinary cores, images as they lie
                  The way `block_diagonal` joins groups of 2 to 32 channels (`grouped_plan`): their weights are
                  spread among zeros, and the products with these are made, too. For dweight it takes groups
                  of any size; a tile reads its groups' channels alone (`group_sums`), or all if that is most
@@ -50,9 +52,9 @@ rung             what it does, and what of the three passes reads from global me
 ================ ===================================================================================
 
 By default depthwise convolutions take `depthwise`, those that `few_channels` has kernels for take
-that, others `tensor_core`, or before compute capability 8.0 `implicit_gemm`; filters and images too
-large for these, `direct`, but for filters that `gather` takes. dbias is a sum for each channel, on
-all rungs but `few_channels` the same.
+that, but forward, of few filters and pixels, `few_filters`; others `tensor_core`, or before compute
+capability 8.0 `implicit_gemm`; filters and images too large for these, `direct`, but for filters
+that `gather` takes. dbias is a sum for each channel, on all rungs but `few_channels` the same.
 
 `tensor_core` needs compute capability 8.0, and where float32 is split an infinite input gives NaN.
 Where groups are joined, NaN and infinities of one group make NaN of results of others, of up to 640
@@ -64,6 +66,7 @@ from course_lib.kernels.blocks.memory_format import empty, formatted
 from course_lib.kernels.conv2d import (
     depthwise_plan,
     few_channels_plan,
+    few_filters_plan,
     gathering,
     group_sums_plan,
     grouped_plan,
@@ -188,6 +191,7 @@ def specialisations():
     yield from patches.specialisations(DTYPES)
     yield from gathering.specialisations()
     yield from few_channels_plan.specialisations()
+    yield from few_filters_plan.specialisations()
     yield from depthwise_plan.specialisations()
     yield from grouped_plan.specialisations()
     yield from group_sums_plan.specialisations()

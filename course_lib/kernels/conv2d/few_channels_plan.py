@@ -116,6 +116,12 @@ def side_of(problem):
     return BLOCK_SIZE // (LANES if problem.channels_last else 1)
 
 
+def n_tiles_of(problem):
+    """Tiles of the pixels, forward, of float32."""
+    p = problem
+    return math.ceil(p.N * p.P * p.Q / (side_of(p) * shape_for(p, 4).per_thread))
+
+
 def check(problem, array):
     """ValueError where the rung can't take the problem."""
     if found := fault(problem, chip_of(array)[0]):

@@ -205,14 +205,14 @@ def run(plan, steps, problem, source, weight, bias, result):
 def forward(problem, x, weight, bias, y, precision):
     """y = x * weight + bias."""
     plan = FORWARD_PLAN(problem, chip_of(y))
-    weight, (of_filter, of_channel, *others), each = _weight_of(problem, weight)
+    weight, (of_filter, of_channel, *others), each = weight_of(problem, weight)
     run(plan, Steps(of_filter, of_channel, *others, *each), problem, x, weight, bias, y)
 
 
 def dx(problem, dy, weight, dx, precision, bias=None):
     """dx, from dy; and `bias` added."""
     plan = DX_PLAN(problem, chip_of(dx))
-    weight, (of_filter, of_channel, *others), each = _weight_of(problem, weight)
+    weight, (of_filter, of_channel, *others), each = weight_of(problem, weight)
     run(plan, Steps(of_channel, of_filter, *others, *each[::-1]), problem, dy, weight, bias, dx)
 
 
@@ -229,7 +229,7 @@ def dweight(problem, dy, x, dweight, precision):
     pixel_sums_plan.add_up(partial, dweight, z.n_splits, size, z.n_channels, problem)
 
 
-def _weight_of(p, weight):
+def weight_of(p, weight):
     """(the weight, dense; from a filter, channel, tap, group to the next; filters, channels of it).
     """
     n_taps, each = p.R * p.S, (p.K // p.groups, p.C // p.groups)

@@ -9,6 +9,7 @@ from course_lib.kernels.conv2d import (
     depthwise_plan,
     direct,
     few_channels_plan,
+    few_filters_plan,
     gather_pack,
     gather_plan,
     gathering,
@@ -30,7 +31,7 @@ from course_lib.kernels.conv2d import (
 )
 from course_lib.kernels.conv2d.gather_taps import dx_sizes, forward_sizes
 from course_lib.kernels.conv2d.implicit_dweight import total_kernel
-from course_lib.kernels.operation import Ladder, Rung, Way
+from course_lib.kernels.operation import Ladder, Refusal, Rung, Way
 from course_lib.runtime.host.launch import chip_of
 
 #: Any rung may have to bring weights or dy into the images' memory format first.
@@ -77,18 +78,21 @@ def _dweight(name, launch, kernels):
     return Rung(name, launcher, (*kernels, *DBIAS, *FORMAT))
 
 
-def _by_tensor_cores(product, joined, gathered, kernels, prefer, gather, *of_groups):
+def _by_tensor_cores(product, joined, gathered, kernels, prefer, gather, *of_groups, few=None):
     """The rung `tensor_core`, by the launchers of its ways, and the kernels of the last.
 
     joined     (plan, launcher) of `block_diagonal`; `of_groups` compile kernels for it alone
     gather     (plan, launcher, function that gives the kernels) of the way of that name
+    few        (plan, launcher) of `few_filters`, for passes that have it
     """
     since = gathering.TENSOR_CORES_SINCE
     of_gemm = lambda: (*matrix_product.kernels(), *DBIAS)  # noqa: E731 - as late as the other's
     of_joined = lambda: (  # noqa: E731
         *_compiled_by(*of_groups), *grouped.KERNELS, *gather[2](), *kernels(), *FORMAT,
     )  # fmt: skip
+    of_few = lambda: (*few_filters_plan.kernels(), *FORMAT)  # noqa: E731
     ways = (
+        *([Way("few_filters", *few, of_few, since)] if few else []),
         Way("gemm", matrix_product.plan, product, of_gemm, since),
         Way("block_diagonal", *joined, of_joined, since),
         Way("gather", *gather, gather_plan.ONLY),
@@ -102,7 +106,8 @@ def _of_gather():
 
 
 def _preferred(sizes_of, problem, chip):
-    """`gemm` of whole vectors; `gather` where `halo`, which reads less, can't take the pass.
+    """`gemm` of whole vectors; `few_filters` where tiles would be all but empty; `gather` where
+    `halo`, which reads less, can't take the pass.
 
     sizes_of  what tells `gather` which pass it is
 
@@ -111,6 +116,8 @@ def _preferred(sizes_of, problem, chip):
     p = problem
     fills_tiles = p.R * p.S == 1 and min(p.C, p.K) >= LEAST_CHANNELS
     gemm = _is_product_alone(p) or fills_tiles and matrix_product.has_whole_vectors(p)
+    if not gemm and few_filters_plan.is_faster(sizes_of, p, chip):
+        return ("few_filters",)
     gathers = gather_plan.is_faster(sizes_of, p, chip) and not p.groups == p.C > 1
     gathers = gathers and not grouped_plan.is_read_once(p, sizes_of is dx_sizes, chip)
     joined = ("block_diagonal",) if p.groups != p.C else ()
@@ -143,6 +150,15 @@ def _depthwise(by_windows, by_element, window_kernels, *element_kernels):
 
 def _default(problem, chip):
     return (default_variant(problem, chip.capability),)
+
+
+def _default_forward(problem, chip):
+    """Of few filters and pixels, `few_channels` would keep few multiprocessors busy."""
+    found = default_variant(problem, chip.capability)
+    if found == "few_channels" and few_channels_plan.n_tiles_of(problem) < chip.multiprocessors:
+        if not isinstance(FORWARD.plan("tensor_core/few_filters", problem, chip), Refusal):
+            return ("tensor_core/few_filters",)
+    return (found,)
 
 
 def default_variant(problem, capability):
@@ -183,6 +199,7 @@ FORWARD = Ladder(
         lambda: _gathered_by_tensor_cores(False),
         functools.partial(_preferred, forward_sizes),
         (gather_plan.FORWARD_PLAN, gather_plan.forward, _of_gather),
+        few=(few_filters_plan.FORWARD_PLAN, few_filters_plan.forward),
     ),
     Rung(
         "few_channels", few_channels_plan.launch_forward,
@@ -192,7 +209,7 @@ FORWARD = Ladder(
         depthwise_plan.forward, launching.depthwise_forward, depthwise_plan.forward_kernels,
         depthwise.depthwise_kernel,
     ),
-    prefer=_default,
+    prefer=_default_forward,
 )  # fmt: skip
 
 _implicit, _tensor = _gathered(gathering.launch_dx)
@@ -206,6 +223,7 @@ DX = Ladder(
         lambda: _gathered_by_tensor_cores(True),
         functools.partial(_preferred, dx_sizes),
         (gather_plan.DX_PLAN, gather_plan.dx, _of_gather),
+        few=(few_filters_plan.DX_PLAN, few_filters_plan.dx),
     ),
     Rung(
         "few_channels", _few_channels_dx,
@@ -258,5 +276,7 @@ def dx_with_bias(problem, chip):
     """
     if chip.capability < gathering.TENSOR_CORES_SINCE:
         return DX["implicit_gemm"]
+    if few_filters_plan.is_faster(dx_sizes, problem, chip):
+        return DX.named("tensor_core/few_filters")
     gathers = gather_plan.is_faster(dx_sizes, problem, chip)
     return DX.named("tensor_core/gather" if gathers else "tensor_core/implicit_gemm")
