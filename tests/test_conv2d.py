@@ -289,6 +289,13 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
     ("windows", (1, 4, 6, 7), (3, 3), dict(stride=2), 1, FP32, LAYOUTS[1]),
     ("windows", (1, 4, 7, 5), (7, 7), dict(padding=3), 1, FP32, LAYOUTS[1]),
     ("windows", (1, 3, 7, 9), (3, 3), dict(padding=1, dilation=(3, 2)), 1, FP32, LAYOUTS[1]),
+    ("windows", (2, 3, 9, 13), (3, 3), dict(stride=2, dilation=2), 1, BF16, LAYOUTS[0]),
+    ("windows", (1, 2, 12, 10), (3, 3), dict(stride=2, dilation=(2, 4), padding=(3, 1)), 2, FP32,
+     LAYOUTS[0]),  # taps several strides apart
+    ("windows", (1, 4, 9, 13), (3, 5), dict(stride=(3, 2), dilation=(3, 2), padding=(2, 1)), 1,
+     FP32, LAYOUTS[1]),
+    ("windows", (1, 3, 8, 9), (3, 3), dict(stride=(1, 2), dilation=2, padding=1), 1, FP16,
+     LAYOUTS[1]),
 ])  # fmt: skip
 def test_depthwise(way, x_shape, size, options, multiple, dtype, layout):
     C = x_shape[1]
@@ -353,8 +360,8 @@ def test_blocks_of_depthwise_dweight(x_shape, taps, stride, layout, blocks):
     ("depthwise", (2, 2, 3, 3), {}, "one channel a group, groups=2 here, not 1: use one of direct"),
     ("depthwise/windows", (2, 1, 3, 2), dict(groups=2), "of 3, 5, 7 columns .*, not 3 × 2"),
     ("depthwise/windows", (2, 1, 8, 3), dict(groups=2, padding=4), "at most 7 lines, not 8 × 3"),
-    ("depthwise/windows", (2, 1, 3, 3), dict(groups=2, stride=3), "a stride of 1, or of 2"),
-    ("depthwise/windows", (2, 1, 3, 3), dict(groups=2, stride=2, dilation=2, padding=1),
+    ("depthwise/windows", (2, 1, 3, 3), dict(groups=2, stride=3), "divide the dilation, or 2 both"),
+    ("depthwise/windows", (2, 1, 3, 3), dict(groups=2, stride=2, dilation=(2, 1), padding=1),
      "without dilation"),
     ("tensor_core/block_diagonal", (2, 2, 3, 3), {}, "takes several groups, not 1"),
 ])  # fmt: skip

@@ -38,34 +38,53 @@ def plan(problem, chip):
             f"takes filters of {', '.join(map(str, SIZES))} columns and at most "
             f"{MOST_LINES} lines, not {p.R} × {p.S}"
         )
-    stride, dilations = p.stride_h, (p.dilation_h, p.dilation_w)
-    if stride != p.stride_w or stride not in STRIDES or stride > 1 and dilations != (1, 1):
+    if _stride_of_kernel(p) is None:
         return Refusal(
-            "takes a stride of 1, or of 2 both ways without dilation, not "
+            "takes strides that divide the dilation, or 2 both ways without dilation, not "
             f"{p.stride_h} × {p.stride_w} with a dilation of {p.dilation_h} × {p.dilation_w}"
         )
-    reach = max(p.pad_h, p.pad_w, *dilations) * MOST_LINES
+    reach = max(p.pad_h, p.pad_w, p.dilation_h, p.dilation_w) * MOST_LINES
     lines = max(p.N, 1) * max(p.K * p.P, p.C * p.H, p.P * p.Q)
     if not p.H * p.W or max(p.C * p.H * p.W, p.K * p.P * p.Q, lines, reach) >= MOST:
         return Refusal(f"takes images of 1 to {MOST:,} elements, and as many lines of all images")
     return problem
 
 
+def _stride_of_kernel(p):
+    """1 where taps are whole strides apart, else 2; None where there is no kernel."""
+    if p.dilation_h % p.stride_h == p.dilation_w % p.stride_w == 0:
+        return 1
+    return 2 if (p.stride_h, p.stride_w, p.dilation_h, p.dilation_w) == (2, 2, 1, 1) else None
+
+
+def _apart(p):
+    """Results down, and across, from one of a thread to its next."""
+    return max(1, p.dilation_h // p.stride_h), max(1, p.dilation_w // p.stride_w)
+
+
 def forward(problem, x, weight, bias, y, precision):
     """y = x * weight + bias."""
     p, fan_out, weight = problem, problem.K // problem.C, formatted(weight, problem)
-    offsets = -p.pad_h, -p.pad_w
-    _launch(p, x, weight, bias, y, offsets, (1, fan_out), False)
+    strides, dilations = (p.stride_h, p.stride_w), (p.dilation_h, p.dilation_w)
+    tiles = (-p.pad_h, -p.pad_w), (0, 0), strides, dilations, (1, 1)
+    _launch(p, x, weight, bias, y, tiles, (1, fan_out), False)
 
 
 def dx(problem, dy, weight, dx, precision):
     """dx, from dy and weight."""
     p, fan_in = problem, problem.K // problem.C
-    if p.stride_h == 1:
-        offsets = p.pad_h - (p.R - 1) * p.dilation_h, p.pad_w - (p.S - 1) * p.dilation_w
-        _launch(p, dy, weight, None, dx, offsets, (fan_in, 1), True)
+    apart_h, apart_w = _apart(p)
+    if _stride_of_kernel(p) == 1:
+        offset_h = p.pad_h // p.stride_h - (p.R - 1) * apart_h
+        offset_w = p.pad_w // p.stride_w - (p.S - 1) * apart_w
+        leads, spreads = (p.pad_h % p.stride_h, p.pad_w % p.stride_w), (p.stride_h, p.stride_w)
+        tiles = (offset_h, offset_w), leads, (1, 1), (apart_h, apart_w), spreads
+        _launch(p, dy, weight, None, dx, tiles, (fan_in, 1), True)
         return
-    _launch(p, dy, weight, None, dx, (p.pad_h, p.pad_w), (fan_in, 1), False, for_dx=True)
+    lead = (p.pad_w - windows.phase_of(p.S, 2)) % 2
+    offset_w = (p.pad_w - windows.phase_of(p.S, 2) - lead) // 2 - windows.before(p.S, 2)
+    tiles = (p.pad_h, offset_w), (0, lead), (1, 1), (1, 1), (1, 1)
+    _launch(p, dy, weight, None, dx, tiles, (fan_in, 1), False, for_dx=True)
 
 
 def is_wide(problem, *operands):
@@ -89,18 +108,16 @@ def _runs(size, n, dilation):
     return min(size, dilation * math.ceil(size / (n * dilation)))
 
 
-def _launch(problem, source, weight, bias, result, offsets, fans, flipped, for_dx=False):
+def _launch(problem, source, weight, bias, result, tiles, fans, flipped, for_dx=False):
+    """`tiles`: offsets, leads, strides, dilations and spreads, as the kernel's docstring says."""
     p, last, itemsize = problem, problem.channels_last, source.dtype.itemsize
-    stride = p.stride_w if not flipped else 1
+    stride, (apart_h, apart_w) = _stride_of_kernel(p), _apart(p)
+    _, (lead_h, lead_w), _, _, (spread_h, spread_w) = tiles
     wide = is_wide(p, source, result)
     (_, channels, H, W), (_, filters, P, Q) = source.shape, result.shape
     columns, rows = windows.columns_of(stride, for_dx), windows.rows_of(wide)
-    offset_w, lead = offsets[1], 0
-    if for_dx:
-        lead = (p.pad_w - windows.phase_of(p.S, stride)) % stride
-        offset_w = (p.pad_w - windows.phase_of(p.S, stride) - lead) // stride
-        offset_w -= windows.before(p.S, stride)
-    runs_h, runs_w = _runs(P, rows, p.dilation_h), _runs(Q + lead, columns, p.dilation_w)
+    runs_h = _runs(math.ceil((P + lead_h) / spread_h), rows, apart_h)
+    runs_w = _runs(math.ceil((Q + lead_w) / spread_w), columns, apart_w)
     lanes, n_groups = _lanes(p._replace(K=filters), wide, itemsize)
     workers = windows.BLOCK_SIZE // lanes
     n_across = math.ceil(runs_w / min(workers, 8 if last else 32))
@@ -112,13 +129,14 @@ def _launch(problem, source, weight, bias, result, offsets, fans, flipped, for_d
     turns = max(1, min(MOST_TURNS, n_tiles * n_across * n_groups // enough))
     n_blocks = math.ceil(n_tiles / turns) * n_across * n_groups
     together = columns
-    if last or lead or p.dilation_w > 1 or Q % columns:
+    if last or lead_w or apart_w > 1 or Q % columns:
         together = 1
     if arrays.address_of(result) % (columns * itemsize):
         together = 1
     numbers = (
         lanes, across, down, turns, n_groups, n_across, runs_h, runs_w, n_outer, *fans, together,
-        channels, filters, p.R, H, W, P, Q, offsets[0], offset_w, lead, p.dilation_h, p.dilation_w,
+        channels, filters, p.R, H, W, P, Q, *tiles[0], *tiles[1], *tiles[2], *tiles[3],
+        apart_h, apart_w, spread_h, spread_w,
     )  # fmt: skip
     n_threads = math.ceil(lanes * across * down / 32) * 32
     shared_bytes = p.R * p.S * lanes * VECTOR_BYTES // itemsize * 4 if wide else 0
@@ -136,7 +154,8 @@ def dweight(problem, dy, x, dweight, precision):
     lanes, n_groups = _lanes(p, wide, x.dtype.itemsize)
     if not last:
         n_groups = p.K
-    runs_w = _runs(p.Q, columns_of(p.stride_w, wide), p.dilation_w)
+    stride, (_, apart_w) = _stride_of_kernel(p), _apart(p)
+    runs_w = _runs(p.Q, columns_of(stride, wide), apart_w)
     n_runs, workers = p.N * p.P * runs_w, threads // lanes
     wanted = math.ceil(ENOUGH_BLOCKS * chip_of(x).multiprocessors / n_groups)
     wanted = max(1, min(wanted, n_runs // (workers * LEAST_RUNS)))
@@ -147,10 +166,10 @@ def dweight(problem, dy, x, dweight, precision):
         partial = arrays.empty((n_splits, arrays.size_of(dweight)), like=x, dtype="float32")
     numbers = (
         lanes, length, n_splits, n_groups, runs_w, n_runs, p.K // p.C, p.C, p.K, p.R, p.H, p.W,
-        p.P, p.Q, p.stride_h, p.pad_h, p.pad_w, p.dilation_h, p.dilation_w,
+        p.P, p.Q, p.stride_h, p.stride_w, p.pad_h, p.pad_w, p.dilation_h, p.dilation_w, apart_w,
     )  # fmt: skip
     launch(
-        window_sums_kernel(p.S, p.stride_w, wide), n_groups * n_splits, (threads, p.R),
+        window_sums_kernel(p.S, stride, wide), n_groups * n_splits, (threads, p.R),
         dy, x, partial, last, *map(np.int32, numbers), flat=True, overlap=True,
     )  # fmt: skip
     if n_splits > 1:
@@ -178,7 +197,7 @@ def specialisations():
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
     for dtype in DTYPES:
         array = (dtype, 1)
-        types = [array] * 4 + ["boolean"] * 3 + ["int32"] * 24
+        types = [array] * 4 + ["boolean"] * 3 + ["int32"] * 31
         for S, stride, wide in _kinds():
             name = f"{S} columns{' by vectors' if wide else ''}, stride {stride}, {dtype}"
             kernel = windows.window_kernel(S, stride, False, wide)
@@ -188,5 +207,5 @@ def specialisations():
                 yield f"conv2d.depthwise dx {name}", kernel, types
             kernel = window_sums_kernel(S, stride, wide)
             for result in dict.fromkeys(("float32", dtype)):
-                sums = [array, array, (result, 1), "boolean", *["int32"] * 19]
+                sums = [array, array, (result, 1), "boolean", *["int32"] * 21]
                 yield f"conv2d.depthwise dweight {name} to {result}", kernel, sums

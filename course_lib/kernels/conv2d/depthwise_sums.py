@@ -45,9 +45,9 @@ def window_sums_kernel(S, STRIDE, wide):
 
     def adding(t):
         @cuda.jit(device=True)
-        def add(sums, upstream, values, q, Q, dilation, width):
+        def add(sums, upstream, values, q, Q, apart, width):
             """The products of a line of the filter with result `t` of the thread, if it exists."""
-            if q + t * dilation < Q:  # else zeros, which times infinity would be NaN
+            if q + t * apart < Q:  # else zeros, which times infinity would be NaN
                 for s in range(S):
                     if wide:
                         for e in range(width):
@@ -63,12 +63,13 @@ def window_sums_kernel(S, STRIDE, wide):
     @cuda.jit(launch_bounds=(LINE_THREADS * MOST_LINES, 1 if wide else 2))
     def depthwise_sums_kernel(
         dy, x, partial, last, lanes, length, n_splits, n_groups, runs_w, n_runs, fan_out, C, K, R,
-        H, W, P, Q, stride_h, pad_h, pad_w, dilation_h, dilation_w,
+        H, W, P, Q, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, apart_w,
     ):  # fmt: skip
         """partial (splits, K, R, S), or dweight: a split sums `length` of the n_runs tiles of y.
 
         Block `split * n_groups + group` has threads (LINE_THREADS, R); `lanes` are for channels.
-        A tile is COLUMNS results of a line; runs_w of them make a line. fan_out is K // C.
+        A tile is COLUMNS results of a line, `apart_w` from each other; runs_w of them make a line.
+        fan_out is K // C.
         """
         totals = cuda.shared.array((MOST_LINES, MAX_WIDTH, PITCH), np.float32)
         sums = cuda.local.array((ROUNDS, MAX_WIDTH), np.float32)
@@ -98,16 +99,16 @@ def window_sums_kernel(S, STRIDE, wide):
             h = np.int32(p * stride_h - pad_h + r * dilation_h)
             if h >= 0 and h < H:
                 chunk, rest = (
-                    (run_w, np.int32(0)) if dilation_w == 1 else divided(run_w, dilation_w)
+                    (run_w, np.int32(0)) if apart_w == 1 else divided(run_w, apart_w)
                 )
-                q = np.int32(chunk * COLUMNS * dilation_w + rest)
+                q = np.int32(chunk * COLUMNS * apart_w + rest)
                 base = np.int64(n) * np.int32(C * H * W) + np.int32(c * (1 if last else H * W))
-                line, w = np.int32(h * W * x_step), np.int32(q * STRIDE - pad_w)
+                line, w = np.int32(h * W * x_step), np.int32(q * stride_w - pad_w)
                 read_window(values, x[base:], line, w, W, dilation_w, x_step)
                 base = np.int64(n) * np.int32(K * P * Q) + np.int32(k * (1 if last else P * Q))
                 line = np.int32(p * Q * dy_step)
-                read_upstream(upstream, dy[base:], line, q, Q, dilation_w, dy_step)
-                add_products(sums, upstream, values, q, Q, dilation_w, width)
+                read_upstream(upstream, dy[base:], line, q, Q, apart_w, dy_step)
+                add_products(sums, upstream, values, q, Q, apart_w, width)
             run = np.int32(run + n_workers)
         n_parts, step = n_workers, lanes
         if not wide and lanes == 1:  # all lanes of a warp sum for one filter

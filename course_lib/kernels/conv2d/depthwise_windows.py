@@ -8,11 +8,13 @@ images of both formats; neighbours in memory are threads side by side.
 
 Threads of a block: `lanes` for channels (1 where pixels lie side by side), then `across` for tiles
 of a line, then lines of tiles. Lines are counted through all images, or through all planes. With a
-dilation d, which goes with a stride of 1 only, the results of a thread are d pixels apart, and so
-is what they read.
+dilation of d strides the results of a thread are d places *apart*: so what they read of the source,
+pixels as far from each other as the taps, they share, and the kernel is that of a stride of 1.
 
-dx: with a stride of 1 it is forward with the filters turned (`flipped`). With a stride of 2 a line
-of dx meets every second line of the filter, and so do columns: `for_dx` says which.
+dx: with a stride of 1 it is forward with the filters turned (`flipped`), and so it is where the
+taps are whole strides apart: of each *spread*, stride_h × stride_w pixels, one meets all taps, and
+the others none. With a stride of 2 and no dilation a line of dx meets every second line of the
+filter, and so do columns: `for_dx` says which.
 
 dweight is in `depthwise_sums`.
 """
@@ -147,14 +149,14 @@ def window_kernel(S, STRIDE, for_dx, wide):
         """All products of a tile whose first line is `p`; `source` begins with its image."""
         tap_step, R, width = taps
         H, W, pixel_step = sizes
-        offset_h, dilation_h, dilation_w = steps
+        offset_h, stride_h, dilation_h, dilation_w = steps
         if for_dx:  # dy's line h meets result p + u with tap p + u + padding − h · stride
             reach = np.int32(p + ROWS - 1 + offset_h)
             h = np.int32(reach // STRIDE)
             r = np.int32(offset_h + p - h * STRIDE)
             n_lines, h_step, r_step, line_step = (ROWS + R - 2) // STRIDE + 1, -1, STRIDE, -1
         else:
-            h, r = np.int32(p * STRIDE + offset_h), np.int32(0)
+            h, r = np.int32(p * stride_h + offset_h), np.int32(0)
             n_lines = (ROWS - 1) * STRIDE + R
             h_step, r_step, line_step = dilation_h, 1, STRIDE
         for _ in range(n_lines):
@@ -165,14 +167,41 @@ def window_kernel(S, STRIDE, for_dx, wide):
             h, r = np.int32(h + h_step), np.int32(r + r_step)
 
     @cuda.jit(device=True)
-    def write(y, sums, base, p, q, P, Q, pixel_step, dilation_h, dilation_w, together):
+    def write_spread(y, result, base, line, col, P, Q, pixel_step, spread_h, spread_w):
+        """The result at the first pixel of a spread, and zeros at the others, which no tap meets."""
+        zeros = cuda.local.array(MAX_WIDTH, np.float32)
+        for e in range(MAX_WIDTH):
+            zeros[e] = ZERO
+        i = np.int32(0)
+        while i < spread_h:
+            j, h = np.int32(0), np.int32(line + i)
+            while j < spread_w:
+                w = np.int32(col + j)
+                if h >= 0 and h < P and w >= 0 and w < Q:
+                    at = base + np.int32((h * Q + w) * pixel_step)
+                    first = i + j == 0
+                    if not wide:
+                        store(y, at, result[0] if first else ZERO)
+                    elif first:
+                        store_vector(y, at, result)
+                    else:
+                        store_vector(y, at, zeros)
+                j = np.int32(j + 1)
+            i = np.int32(i + 1)
+
+    @cuda.jit(device=True)
+    def write(y, sums, base, p, q, P, Q, pixel_step, steps, together):
         """The thread's results, `together` of them at a time."""
+        apart_h, apart_w, spread_h, spread_w, lead_h, lead_w = steps
         for u in range(ROWS):
-            line = np.int32(p + u * dilation_h)
+            line = np.int32((p + u * apart_h) * spread_h - lead_h)
             for t in range(COLUMNS):
-                col = np.int32(q + t * dilation_w)
+                col = np.int32((q + t * apart_w) * spread_w - lead_w)
                 at = base + np.int32((line * Q + col) * pixel_step)
-                if line < P and col >= 0 and col < Q:
+                if STRIDE == 1 and (spread_h > 1 or spread_w > 1):
+                    mine = sums[u * COLUMNS + t]
+                    write_spread(y, mine, base, line, col, P, Q, pixel_step, spread_h, spread_w)
+                elif line < P and col >= 0 and col < Q:
                     if wide:
                         store_vector(y, at, sums[u * COLUMNS + t])
                     elif together == 1:
@@ -191,7 +220,8 @@ def window_kernel(S, STRIDE, for_dx, wide):
     def depthwise_window_kernel(
         source, weight, bias, result, biased, flipped, last, lanes, across, down, n_turns, n_groups,
         n_across, runs_h, runs_w, n_outer, fan_in, fan_out, together, channels, filters, R, H, W,
-        P, Q, offset_h, offset_w, lead_w, dilation_h, dilation_w,
+        P, Q, offset_h, offset_w, lead_h, lead_w, stride_h, stride_w, dilation_h, dilation_w,
+        apart_h, apart_w, spread_h, spread_w,
     ):  # fmt: skip
         """result (N, filters, P, Q) = source (N, channels, H, W) * weight, and bias if `biased`.
 
@@ -202,7 +232,10 @@ def window_kernel(S, STRIDE, for_dx, wide):
         runs_h, runs_w     tiles of an image; n_outer images, or planes
         fan_in, fan_out    filters for each result, and results for each channel of the source
         together           results of a line that are written at once: 1, or all of a thread's
-        offset_h, offset_w  where the first tile reads; its first column is −lead_w
+        offset_h, offset_w  where the first tile reads; its first pixel is (−lead_h, −lead_w)
+        stride, dilation   pixels of the source from a result to the next, and from tap to tap
+        apart_h, apart_w   results from one of a thread to its next
+        spread_h, spread_w  pixels for each result, which is the first of them: see `write_spread`
         """
         staged = cuda.shared.array(0, np.float32)
         sums = cuda.local.array((N_SUMS, MAX_WIDTH), np.float32)
@@ -228,20 +261,20 @@ def window_kernel(S, STRIDE, for_dx, wide):
                     staged[i] = load(weight, np.int64(first + k) * n_taps + from_tap)
                 i = np.int32(i + cuda.blockDim.x)
             cuda.syncthreads()
-        chunk, rest = (run_w, np.int32(0)) if dilation_w == 1 else divided(run_w, dilation_w)
-        q = np.int32(chunk * COLUMNS * dilation_w + rest - lead_w)
+        chunk, rest = (run_w, np.int32(0)) if apart_w == 1 else divided(run_w, apart_w)
+        q = np.int32(chunk * COLUMNS * apart_w + rest)
         if for_dx:
             w = np.int32(run_w * (COLUMNS // STRIDE) + offset_w)
         else:
-            w = np.int32(q * STRIDE + offset_w)
+            w = np.int32(q * stride_w + offset_w)
         active = row < down and run_w < runs_w and channel < filters
         for turn in range(n_turns):
             run = np.int64(tile * np.int64(n_turns) + turn) * down + row
             outer, run_h = divided(np.int32(run), runs_h)
             if active and run < np.int64(n_outer) * runs_h:
                 n, k = (outer, channel) if last else divided(outer, filters)
-                chunk, rest = divided(run_h, dilation_h)
-                p = np.int32(chunk * ROWS * dilation_h + rest)
+                chunk, rest = divided(run_h, apart_h)
+                p = np.int32(chunk * ROWS * apart_h + rest)
                 for i in range(N_SUMS):
                     for e in range(width):
                         sums[i, e] = load(bias, k + e) if biased else ZERO
@@ -258,11 +291,12 @@ def window_kernel(S, STRIDE, for_dx, wide):
                     gather(
                         sums, values, source[base:], weights, first, p, w,
                         (tap_step, R, width), (H, W, channels if last else np.int32(1)),
-                        (offset_h, dilation_h, dilation_w),
+                        (offset_h, stride_h, dilation_h, dilation_w),
                     )  # fmt: skip
                 base = np.int64(n) * np.int32(filters * P * Q)
                 base += np.int32(k * (1 if last else P * Q))
                 step = filters if last else np.int32(1)
-                write(result, sums, base, p, q, P, Q, step, dilation_h, dilation_w, together)
+                steps = apart_h, apart_w, spread_h, spread_w, lead_h, lead_w
+                write(result, sums, base, p, q, P, Q, step, steps, together)
 
     return depthwise_window_kernel
