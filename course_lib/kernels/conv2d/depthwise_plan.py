@@ -129,7 +129,7 @@ def _launch(problem, source, weight, bias, result, tiles, fans, flipped, for_dx=
     turns = max(1, min(MOST_TURNS, n_tiles * n_across * n_groups // enough))
     n_blocks = math.ceil(n_tiles / turns) * n_across * n_groups
     together = columns
-    if last or lead_w or apart_w > 1 or Q % columns:
+    if last or lead_w or apart_w > 1 or spread_w > 1 or Q % columns:
         together = 1
     if arrays.address_of(result) % (columns * itemsize):
         together = 1

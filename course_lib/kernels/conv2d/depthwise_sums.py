@@ -98,9 +98,7 @@ def window_sums_kernel(S, STRIDE, wide):
             n, p = divided(rest, P)
             h = np.int32(p * stride_h - pad_h + r * dilation_h)
             if h >= 0 and h < H:
-                chunk, rest = (
-                    (run_w, np.int32(0)) if apart_w == 1 else divided(run_w, apart_w)
-                )
+                chunk, rest = (run_w, np.int32(0)) if apart_w == 1 else divided(run_w, apart_w)
                 q = np.int32(chunk * COLUMNS * apart_w + rest)
                 base = np.int64(n) * np.int32(C * H * W) + np.int32(c * (1 if last else H * W))
                 line, w = np.int32(h * W * x_step), np.int32(q * stride_w - pad_w)

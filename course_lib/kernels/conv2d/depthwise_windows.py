@@ -167,41 +167,21 @@ def window_kernel(S, STRIDE, for_dx, wide):
             h, r = np.int32(h + h_step), np.int32(r + r_step)
 
     @cuda.jit(device=True)
-    def write_spread(y, result, base, line, col, P, Q, pixel_step, spread_h, spread_w):
-        """The result at the first pixel of a spread, and zeros at the others, which no tap meets."""
-        zeros = cuda.local.array(MAX_WIDTH, np.float32)
-        for e in range(MAX_WIDTH):
-            zeros[e] = ZERO
-        i = np.int32(0)
-        while i < spread_h:
-            j, h = np.int32(0), np.int32(line + i)
-            while j < spread_w:
-                w = np.int32(col + j)
-                if h >= 0 and h < P and w >= 0 and w < Q:
-                    at = base + np.int32((h * Q + w) * pixel_step)
-                    first = i + j == 0
-                    if not wide:
-                        store(y, at, result[0] if first else ZERO)
-                    elif first:
-                        store_vector(y, at, result)
-                    else:
-                        store_vector(y, at, zeros)
-                j = np.int32(j + 1)
-            i = np.int32(i + 1)
+    def clear(sums, width):
+        for i in range(N_SUMS):
+            for e in range(width):
+                sums[i, e] = ZERO
 
     @cuda.jit(device=True)
     def write(y, sums, base, p, q, P, Q, pixel_step, steps, together):
         """The thread's results, `together` of them at a time."""
-        apart_h, apart_w, spread_h, spread_w, lead_h, lead_w = steps
+        step_h, step_w = steps
         for u in range(ROWS):
-            line = np.int32((p + u * apart_h) * spread_h - lead_h)
+            line = np.int32(p + u * step_h)
             for t in range(COLUMNS):
-                col = np.int32((q + t * apart_w) * spread_w - lead_w)
+                col = np.int32(q + t * step_w)
                 at = base + np.int32((line * Q + col) * pixel_step)
-                if STRIDE == 1 and (spread_h > 1 or spread_w > 1):
-                    mine = sums[u * COLUMNS + t]
-                    write_spread(y, mine, base, line, col, P, Q, pixel_step, spread_h, spread_w)
-                elif line < P and col >= 0 and col < Q:
+                if line >= 0 and line < P and col >= 0 and col < Q:
                     if wide:
                         store_vector(y, at, sums[u * COLUMNS + t])
                     elif together == 1:
@@ -235,7 +215,7 @@ def window_kernel(S, STRIDE, for_dx, wide):
         offset_h, offset_w  where the first tile reads; its first pixel is (−lead_h, −lead_w)
         stride, dilation   pixels of the source from a result to the next, and from tap to tap
         apart_h, apart_w   results from one of a thread to its next
-        spread_h, spread_w  pixels for each result, which is the first of them: see `write_spread`
+        spread_h, spread_w  pixels for each result: the first gets it, and the others zeros
         """
         staged = cuda.shared.array(0, np.float32)
         sums = cuda.local.array((N_SUMS, MAX_WIDTH), np.float32)
@@ -267,6 +247,8 @@ def window_kernel(S, STRIDE, for_dx, wide):
             w = np.int32(run_w * (COLUMNS // STRIDE) + offset_w)
         else:
             w = np.int32(q * stride_w + offset_w)
+        left, n_spread = np.int32(q * spread_w - lead_w), np.int32(spread_h * spread_w)
+        steps = np.int32(apart_h * spread_h), np.int32(apart_w * spread_w)
         active = row < down and run_w < runs_w and channel < filters
         for turn in range(n_turns):
             run = np.int64(tile * np.int64(n_turns) + turn) * down + row
@@ -296,7 +278,12 @@ def window_kernel(S, STRIDE, for_dx, wide):
                 base = np.int64(n) * np.int32(filters * P * Q)
                 base += np.int32(k * (1 if last else P * Q))
                 step = filters if last else np.int32(1)
-                steps = apart_h, apart_w, spread_h, spread_w, lead_h, lead_w
-                write(result, sums, base, p, q, P, Q, step, steps, together)
+                i, top = np.int32(0), np.int32(p * spread_h - lead_h)
+                while i < n_spread:
+                    down_by, right_by = divided(i, spread_w)
+                    line, column = np.int32(top + down_by), np.int32(left + right_by)
+                    write(result, sums, base, line, column, P, Q, step, steps, together)
+                    clear(sums, width)  # for the pixels that no tap meets
+                    i = np.int32(i + 1)
 
     return depthwise_window_kernel
