@@ -107,9 +107,8 @@ def backward(dy, x, weight, mean, rstd, *, sums=True, variant=AUTO, out=None):
         for gradient in (dweight, dbias) if sums else ():
             gradient[...] = 0  # sums over nothing
         return dx, dweight, dbias
-    partial, n_parts = rung.launch(n_rows, n_cols, (dy, x), scale, statistics, dx, bool(sums))
-    if sums:
-        features.finish(partial, n_parts, n_cols, dweight, dbias)
+    gradients = (dweight, dbias) if sums else None
+    rung.launch(n_rows, n_cols, (dy, x), scale, statistics, dx, gradients)
     return dx, dweight, dbias
 
 
@@ -167,20 +166,23 @@ def _launch_registers(n_rows, n_cols, x, y, affine, statistics, eps):
     )  # fmt: skip
 
 
-def _launch_registers_backward(n_rows, n_cols, inputs, scale, statistics, dx, sums):
-    """(partial sums of the columns, how many parts), as all launchers of this pass."""
+def _launch_registers_backward(n_rows, n_cols, inputs, scale, statistics, dx, gradients):
+    """Fill dx and, as all launchers of this pass, `gradients`: dweight and dbias, or None."""
     vectors, itemsize = plan.on_boundaries(n_cols, *inputs, dx, scale[0]), dx.dtype.itemsize
     if n_cols > plan.BACKWARD_LIMIT[vectors]:
         raise _too_long(n_cols, plan.BACKWARD_LIMIT[vectors])
     found = plan.backward_plan(n_cols, itemsize, vectors)
     n_blocks = plan.n_blocks(found, n_rows, itemsize, chip_of(dx).multiprocessors)
-    partial = columns.partial_sums(dx, n_blocks, n_cols, sums)
+    several = gradients is not None and n_blocks > 1
+    partial = columns.partial_sums(dx, n_blocks, n_cols, several)
     launch(
         _backward[found.n_slots, vectors], n_blocks, found.n_threads, *inputs, *scale,
-        *statistics, dx, partial, sums, n_rows, n_cols, found.team_bits,
+        *statistics, dx, partial, *(gradients or (scale[0], scale[0])), gradients is not None,
+        n_rows, n_cols, found.team_bits,
         shared_bytes=found.n_threads * plan.record_bytes(vectors), flat=True, overlap=True,
     )  # fmt: skip
-    return partial, n_blocks
+    if several:
+        features.finish(partial, n_blocks, n_cols, *gradients)
 
 
 def _too_long(n_cols, limit):
@@ -249,7 +251,7 @@ def _specialisations(dtype, other, suffix):
         for n_slots in (n for n in (1, 2, 4) if n <= plan.most_slots(itemsize)):
             label = f"forward registers, {n_slots} slots, {kind},"
             rows.append((label, _forward[n_slots, vectors], [*forward, *["int64"] * 3]))
-        types = [*backward, row, numbers, flag, *["int64"] * 3]
+        types = [*backward, row, numbers, feature, feature, flag, *["int64"] * 3]
         kernel = _backward[plan.most_slots(itemsize, plan.BACKWARD_VALUES[vectors]), vectors]
         rows.append((f"backward registers, {kind},", kernel, types))
     for label, kernel, types in rows:

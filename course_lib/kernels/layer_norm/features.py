@@ -139,7 +139,7 @@ def finish_kernel(partial, dweight, dbias, n_parts, n_cols, row_bits):
 
 
 def finish(partial, n_parts, n_cols, dweight, dbias):
-    """Add up the partial sums of the columns: the last launch of every rung."""
+    """Add up the partial sums of the columns: the last launch, where there are several parts."""
     row_bits = finish_plan(n_parts)
     launch(
         finish_kernel, math.ceil(2 * n_cols / (FINISH_BLOCK_SIZE >> row_bits)), FINISH_BLOCK_SIZE,

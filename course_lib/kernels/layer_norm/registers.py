@@ -6,7 +6,8 @@ lacks: a row far from zero keeps its digits.
 
 Backward, blocks stay: each takes every `gridDim`-th row, or group of rows, one for each of its
 teams (`row_teams`). So it sums the gradients of weight and bias down its rows without another
-look at them, in shared memory: each thread has a record there, which no other touches.
+look at them, in shared memory: each thread has a record there, which no other touches until all
+rows are done. A block that is alone then has the gradients themselves.
 """
 
 import numpy as np
@@ -17,10 +18,16 @@ from course_lib.kernels.blocks.moments import reciprocal_deviation
 from course_lib.kernels.blocks.row_teams import place_of_thread, row_sum, row_sums
 from course_lib.kernels.blocks.rows import load_row, store_row
 from course_lib.kernels.layer_norm.features import count_held, load_features, store_slot
-from course_lib.runtime.intrinsics import allow_next_kernel, vector_width, wait_for_previous_kernel
+from course_lib.runtime.intrinsics import (
+    allow_next_kernel,
+    store,
+    vector_width,
+    wait_for_previous_kernel,
+)
 
 # The largest blocks then fit on every multiprocessor.
 FORWARD_REGISTERS, BACKWARD_REGISTERS = 128, 168
+SHARES = 16  # into which a column's teams are cut at most, so that threads add side by side
 
 
 def forward_kernel(n_slots, vectors):
@@ -89,28 +96,59 @@ def backward_kernel(n_slots, vectors):
         return 2 * n_slots * width + 1
 
     @cuda.jit(device=True)
-    def write_sums(table, partial, width, n_cols, n_ranks, n_teams):
-        """The block's share of both sums, over all its teams in order: a thread for each column."""
+    def word_of(col, width, n_ranks):
+        """Where the first team has its sums of a column, in the table."""
+        if vectors:  # as `column_of`, the other way around
+            vector = col // width
+            rank, slot = vector % n_ranks, vector // n_ranks * width + col % width
+        else:
+            rank, slot = col % n_ranks, col // n_ranks
+        return rank * record_size(width) + 2 * slot
+
+    @cuda.jit(device=True)
+    def add_teams(table, word, step, first, end, stride):
+        """Both sums of a column over teams `first`, `first` + `stride` … before `end`."""
+        of_weight = of_bias = ZERO
+        team = first
+        while team < end:
+            of_weight += table[word + team * step]
+            of_bias += table[word + team * step + 1]
+            team += stride
+        return of_weight, of_bias
+
+    @cuda.jit(device=True)
+    def write_sums(table, partial, dweight, dbias, width, n_cols, n_ranks, n_teams):
+        """The block's share of both sums, over its first `n_teams` teams.
+
+        Several threads take a column's teams where columns are few; the first adds up theirs.
+        """
+        n_threads, step = np.int64(cuda.blockDim.x), n_ranks * record_size(width)
+        n_shares = min(n_teams, max(1, n_threads // n_cols), SHARES)
+        cuda.syncthreads()
+        i = np.int64(cuda.threadIdx.x)
+        while i < n_cols * n_shares:
+            share = i // n_cols
+            word = word_of(i - share * n_cols, width, n_ranks)
+            of_weight, of_bias = add_teams(table, word, step, share, n_teams, n_shares)
+            table[word + share * step], table[word + share * step + 1] = of_weight, of_bias
+            i += n_threads
         cuda.syncthreads()
         start, col = 2 * np.int64(cuda.blockIdx.x) * n_cols, np.int64(cuda.threadIdx.x)
         while col < n_cols:
-            if vectors:  # as `column_of`, the other way around
-                vector = col // width
-                rank, slot = vector % n_ranks, vector // n_ranks * width + col % width
+            word = word_of(col, width, n_ranks)
+            of_weight, of_bias = add_teams(table, word, step, 0, n_shares, 1)
+            if cuda.gridDim.x == 1:
+                store(dweight, col, of_weight)
+                store(dbias, col, of_bias)
             else:
-                rank, slot = col % n_ranks, col // n_ranks
-            of_weight = of_bias = ZERO
-            for team in range(n_teams):
-                word = (team * n_ranks + rank) * record_size(width) + 2 * slot
-                of_weight += table[word]
-                of_bias += table[word + 1]
-            partial[start + col], partial[start + n_cols + col] = of_weight, of_bias
-            col += cuda.blockDim.x
+                partial[start + col], partial[start + n_cols + col] = of_weight, of_bias
+            col += n_threads
 
     @cuda.jit(max_registers=BACKWARD_REGISTERS)
     def registers_backward_kernel(
-        dy, x, weight, has_weight, means, rstds, dx, partial, sums, n_rows, n_cols, team_bits
-    ):
+        dy, x, weight, has_weight, means, rstds, dx, partial, dweight, dbias, sums,
+        n_rows, n_cols, team_bits,
+    ):  # fmt: skip
         allow_next_kernel()
         wait_for_previous_kernel()
         scratch = cuda.shared.array(128, np.float32)
@@ -159,6 +197,7 @@ def backward_kernel(n_slots, vectors):
             first += cuda.gridDim.x * n_teams
             row += cuda.gridDim.x * n_teams
         if sums:
-            write_sums(table, partial, width, n_cols, n_ranks, n_teams)
+            n_busy = min(n_teams, n_rows - np.int64(cuda.blockIdx.x) * n_teams)
+            write_sums(table, partial, dweight, dbias, width, n_cols, n_ranks, n_busy)
 
     return registers_backward_kernel

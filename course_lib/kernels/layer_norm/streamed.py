@@ -18,7 +18,7 @@ from course_lib.kernels.blocks.row_plan import stream_plan
 from course_lib.kernels.blocks.row_teams import WHOLE_BLOCK, row_sums
 from course_lib.kernels.blocks.rows import load_row, my_part, store_row
 from course_lib.kernels.layer_norm.columns import BLOCK_SIZE, launch_columns
-from course_lib.kernels.layer_norm.features import column_of, load_features
+from course_lib.kernels.layer_norm.features import column_of, finish, load_features
 from course_lib.kernels.layer_norm.plan import on_boundaries
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
@@ -228,7 +228,7 @@ def launch_forward(n_rows, n_cols, x, y, affine, statistics, eps):
     )  # fmt: skip
 
 
-def launch_backward(n_rows, n_cols, inputs, scale, statistics, dx, sums):
+def launch_backward(n_rows, n_cols, inputs, scale, statistics, dx, gradients):
     part_bits, n_threads, length = plan_parts(n_cols, dx.dtype.itemsize)
     n_blocks = n_rows << part_bits
     vectors = on_boundaries(n_cols, *inputs, dx, scale[0])
@@ -244,9 +244,8 @@ def launch_backward(n_rows, n_cols, inputs, scale, statistics, dx, sums):
         merge_kernel, math.ceil(n_rows / BLOCK_SIZE), BLOCK_SIZE, shares, terms, n_rows, n_cols,
         part_bits, **options,
     )  # fmt: skip
-    if vectors:
-        width = VECTOR_BYTES // dx.dtype.itemsize
-        return launch_columns(
-            n_rows, n_cols, (*given, terms), dx, sums, vector_columns_kernel, width
-        )
-    return launch_columns(n_rows, n_cols, (*given, terms), dx, sums)
+    how = (vector_columns_kernel, VECTOR_BYTES // dx.dtype.itemsize) if vectors else ()
+    sums = gradients is not None
+    partial, n_parts = launch_columns(n_rows, n_cols, (*given, terms), dx, sums, *how)
+    if sums:
+        finish(partial, n_parts, n_cols, *gradients)
