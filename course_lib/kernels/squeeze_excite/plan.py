@@ -12,6 +12,9 @@ LANES = (8, 32)  # fewest and most lanes that share a plane otherwise
 COLUMNS = (8, 32)  # fewest and most columns of 16 bytes of a block, channels-last
 PIXELS = 4  # at least, of a thread
 PART_VECTORS = BLOCK_SIZE  # at least, of a part of a plane
+#: Weights of a layer, up to which a block is not better off with fewer channels: it waits for all
+#: that it reads of them, and small images with large layers have more of these than of pixels.
+BLOCK_WEIGHTS = 16 << 10
 
 
 class Cut(NamedTuple):
@@ -48,26 +51,27 @@ def ceil_div(a, b):
     return -(-a // b)
 
 
-def wanted_slots(N, sample_bytes, cut):
-    """Into how many blocks a sample is best cut."""
-    total = N * sample_bytes
-    n_blocks = max(min(cut.enough_blocks, total // cut.least_bytes), total // cut.most_bytes)
-    most = min(cut.most_slots, ceil_div(sample_bytes, cut.least_bytes))
+def wanted_slots(N, sample_bytes, n_weights, cut):
+    """Into how many blocks a sample is best cut; `n_weights` are those of each of its layers."""
+    total, for_weights = N * sample_bytes, n_weights // BLOCK_WEIGHTS
+    useful = max(total // cut.least_bytes, N * for_weights)
+    n_blocks = max(min(cut.enough_blocks, useful), total // cut.most_bytes)
+    most = min(cut.most_slots, max(ceil_div(sample_bytes, cut.least_bytes), for_weights))
     return max(1, min(most, round(n_blocks / N)))
 
 
 def plan_of(problem, cut):
     """The `Plan` of images with a pixel at least."""
     planned = plan_pixels if problem.channels_last else plan_planes
-    return planned(problem.N, problem.C, problem.n_pixels, problem.itemsize, cut)
+    return planned(problem.N, problem.C, problem.n_pixels, problem.itemsize, cut, problem.R)
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_planes(N, C, n_pixels, itemsize, cut):
+def plan_planes(N, C, n_pixels, itemsize, cut, R=0):
     """The `Plan` for contiguous images of at least one pixel."""
     width = VECTOR_BYTES // itemsize
     n_vectors = ceil_div(n_pixels, width)
-    slots = wanted_slots(N, C * n_pixels * itemsize, cut)
+    slots = wanted_slots(N, C * n_pixels * itemsize, C * R, cut)
     group = min(MOST_CHANNELS, ceil_div(C, slots))
     # `plane_of` wants elements of a block times pixels of a plane below 2³².
     group = max(1, min(group, (2**32 - 1) // n_pixels**2))
@@ -88,11 +92,11 @@ def plan_planes(N, C, n_pixels, itemsize, cut):
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_pixels(N, C, n_pixels, itemsize, cut):
+def plan_pixels(N, C, n_pixels, itemsize, cut, R=0):
     """The `Plan` for channels-last images of at least one pixel."""
     width = VECTOR_BYTES // itemsize
     total_columns = ceil_div(C, width)
-    slots = wanted_slots(N, C * n_pixels * itemsize, cut)
+    slots = wanted_slots(N, C * n_pixels * itemsize, C * R, cut)
     most = min(COLUMNS[1], MOST_CHANNELS // width)
     # What goes element by element wants whole pixels: one stretch of memory.
     fewest = most if C % width else COLUMNS[0]
