@@ -6,8 +6,8 @@ import torch
 
 from course_lib import SIMULATED, cuda
 from course_lib.runtime.host.launch import launch
-from course_lib.runtime.intrinsics import store_vector, vector_width
-from course_lib.runtime.intrinsics.predicated import load_vector_if, load_vector_once_if
+from course_lib.runtime.intrinsics import store, store_vector, vector_width
+from course_lib.runtime.intrinsics.predicated import load_if, load_vector_if, load_vector_once_if
 
 PLACE = "cpu" if SIMULATED else "cuda"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -40,6 +40,22 @@ def test_what_is_not_loaded_is_zero(dtype, once, n_vectors):
     launch(first_vectors_kernel, 1, 32, x, y, n_vectors, once)
     assert torch.equal(y[: n_vectors * width], x[:-1])
     assert not y[n_vectors * width :].any()
+
+
+@cuda.jit
+def first_elements_kernel(x, y, n):
+    """The first elements of x, and zeros in place of the others."""
+    i = cuda.threadIdx.x
+    store(y, i, load_if(x, i if i < n else (1 << 60) + i, i < n))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [0, 1, 31, 32])
+def test_an_element_that_is_not_loaded_is_zero(dtype, n):
+    x = torch.randn(n + 1, device=PLACE).to(dtype)
+    y = torch.full((32,), 5.0, device=PLACE, dtype=dtype)
+    launch(first_elements_kernel, 1, 32, x, y, n)
+    assert torch.equal(y[:n], x[:-1]) and not y[n:].any()
 
 
 @pytest.mark.skipif(not SIMULATED, reason="a GPU's context does not survive this")

@@ -47,7 +47,7 @@ def window_sums_kernel(S, STRIDE, wide):
         @cuda.jit(device=True)
         def add(sums, upstream, values, q, Q, apart, width):
             """The products of a line of the filter with result `t` of the thread, if it exists."""
-            if q + t * apart < Q:  # else zeros, which times infinity would be NaN
+            if np.int32(q + t * apart) < Q:  # else zeros, which times infinity would be NaN
                 for s in range(S):
                     if wide:
                         for e in range(width):

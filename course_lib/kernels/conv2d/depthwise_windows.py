@@ -36,7 +36,7 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.intrinsics.predicated import load_vector_if
+from course_lib.runtime.intrinsics.predicated import load_if, load_vector_if
 from course_lib.runtime.intrinsics.words import store_floats
 
 BLOCK_SIZE = 256  # threads at most
@@ -78,14 +78,12 @@ def reading_line(window, wide):
         def read(values, source, line, w, W, step, pixel_step):
             """values[i] = the source at column w + i·step of the line at `line`, or zeros."""
             col = np.int32(w + i * step)
-            exists = col >= 0 and col < W
+            exists = np.uint32(col) < np.uint32(W)  # and so not before the line
+            at = np.int64(np.int32(line + col * pixel_step))
             if wide:
-                at = np.int64(np.int32(line + col * pixel_step))
                 load_vector_if(values[i], source, at, exists)
             else:
-                nearest = min(max(col, np.int32(0)), np.int32(W - 1))
-                number = load(source, np.int32(line + nearest * pixel_step))
-                values[i, 0] = number if exists else ZERO
+                values[i, 0] = load_if(source, at, exists)
             return 0
 
         return read

@@ -1,4 +1,4 @@
-"""16 bytes loaded where a condition holds, without a branch.
+"""16 bytes, or one element, loaded where a condition holds, without a branch.
 
 A load behind an `if` holds up the loads that follow: the compiler converts 16-bit elements right
 there, and so waits for them. These have the condition in the instruction itself, so that the loads
@@ -8,6 +8,7 @@ of a loop can all be on their way before the first is used.
 `load_vector_if(target, array, i, valid)`           as `load_vector` if `valid`; else zeros, and
                                                     `i` is not looked at (PTX @p ld.global)
 `load_vector_once_if(target, array, i, valid)`      the same, as `load_vector_once`
+`load_if(array, i, valid)`                          array[i], as `load`, if `valid`; else 0
 =================================================== ============================================
 
 Machine code in `ptx.predicated`, and twins, as told in `intrinsics`.
@@ -37,8 +38,17 @@ def _load_vector_once_if(target, array, i, valid):
         target[k] = np.float32(values[k]) if valid else np.float32(0)
 
 
+def _load_if(array, i, valid):
+    return np.float32(array[i]) if valid else np.float32(0)
+
+
 #: Name of an intrinsic -> what it does in the simulator, which has no cache.
-TWINS = {"load_vector_if": _load_vector_if, "load_vector_once_if": _load_vector_once_if}
+TWINS = {
+    "load_vector_if": _load_vector_if,
+    "load_vector_once_if": _load_vector_once_if,
+    "load_if": _load_if,
+}
 
 _here = twins.in_use(TWINS, "course_lib.runtime.intrinsics.ptx.predicated")
 load_vector_if, load_vector_once_if = _here["load_vector_if"], _here["load_vector_once_if"]
+load_if = _here["load_if"]

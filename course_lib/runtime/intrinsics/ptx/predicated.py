@@ -6,11 +6,13 @@ from numba.cuda.extending import intrinsic
 from numba.cuda.np import arrayobj
 
 from course_lib.runtime.intrinsics.ptx.base import (
+    _I16,
     _I32,
     _I64,
     _check,
     _check_local,
     _element_pointer,
+    _from_bits,
     _unpack,
 )
 
@@ -24,6 +26,15 @@ _LOAD = """{{
     mov.b32 $2, 0;
     mov.b32 $3, 0;
     @valid ld.global{cache}.v4.b32 {{$0, $1, $2, $3}}, [there];
+}}"""
+
+_LOAD_ONE = """{{
+    .reg .pred valid;
+    .reg .u64 there;
+    setp.ne.s32 valid, $2, 0;
+    cvta.to.global.u64 there, $1;
+    mov.b{bits} $0, 0;
+    @valid ld.global.b{bits} $0, [there];
 }}"""
 
 
@@ -61,3 +72,20 @@ def load_vector_if(typingctx, target, array, index, valid):
 @intrinsic
 def load_vector_once_if(typingctx, target, array, index, valid):
     return _loader("load_vector_once_if", ".cs")(typingctx, target, array, index, valid)
+
+
+@intrinsic
+def load_if(typingctx, array, index, valid):
+    _check(array, "load_if")
+
+    def codegen(context, builder, sig, args):
+        pointer = _element_pointer(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+        condition = context.cast(builder, args[2], sig.args[2], types.int32)
+        word, name = (_I32, "r") if array.dtype == types.float32 else (_I16, "h")
+        kind = ir.FunctionType(word, [pointer.type, _I32])
+        code = _LOAD_ONE.format(bits=word.width)
+        # A side effect: see above.
+        bits = builder.asm(kind, code, f"={name},l,r", [pointer, condition], True)
+        return _from_bits(builder, array.dtype, bits)
+
+    return types.float32(array, index, valid), codegen
