@@ -341,6 +341,7 @@ def test_depthwise_dweight_meets_only_what_results_meet(layout):
         ((7, 5, 9, 9), 7, 1, LAYOUTS[0], 5),  # so few pixels that nothing is left to add up
         ((3, 104, 59, 47), 7, 2, LAYOUTS[0], 104 * 3),
         ((16, 48, 13, 17), 3, 2, LAYOUTS[1], 2 * 28),  # two groups of channels
+        ((6, 47, 16, 17), 3, 1, LAYOUTS[1], 3 * 36),  # three, of 16 threads each: two would idle
     ],
 )
 def test_blocks_of_depthwise_dweight(x_shape, taps, stride, layout, blocks):

@@ -23,6 +23,7 @@ from course_lib.runtime.intrinsics import VECTOR_BYTES
 SIZES, STRIDES = (3, 5, 7), (1, 2)  # columns of a filter, that there are kernels for
 MOST = 2**29  # of what is counted in 32 bits
 LANES = 8  # vectors of channels that a block has side by side, at most
+BUSY = 0.9  # of the threads that could be, beyond which more blocks are not worth shorter lines
 ENOUGH_BLOCKS = 8  # for each multiprocessor
 MOST_TURNS = 4  # of a block's lines of tiles
 LEAST_RUNS = 2  # of a thread, for dweight, where pixels are shared among blocks
@@ -94,12 +95,19 @@ def is_wide(problem, *operands):
     return whole and not any(arrays.address_of(array) % VECTOR_BYTES for array in operands)
 
 
-def _lanes(problem, wide, itemsize):
-    """(threads for channels, blocks for them)."""
+def _lanes(problem, wide, itemsize, n_threads):
+    """(threads for channels, blocks for them): the fewest that keep a block's `n_threads` busy."""
     if not problem.channels_last:
         return 1, 1
     count, most = (problem.K * itemsize // VECTOR_BYTES, LANES) if wide else (problem.K, 32)
-    n_groups = math.ceil(count / most)
+
+    def busy(n_groups):  # channels at a time of each block
+        return n_threads // math.ceil(count / n_groups) * count / n_groups
+
+    fewest = math.ceil(count / most)
+    choice = range(fewest, fewest + 1 if wide else 2 * fewest + 1)
+    enough = BUSY * max(map(busy, choice))
+    n_groups = next(n for n in choice if busy(n) >= enough)
     return math.ceil(count / n_groups), n_groups
 
 
@@ -118,7 +126,7 @@ def _launch(problem, source, weight, bias, result, tiles, fans, flipped, for_dx=
     columns, rows = windows.columns_of(stride, for_dx), windows.rows_of(wide)
     runs_h = _runs(math.ceil((P + lead_h) / spread_h), rows, apart_h)
     runs_w = _runs(math.ceil((Q + lead_w) / spread_w), columns, apart_w)
-    lanes, n_groups = _lanes(p._replace(K=filters), wide, itemsize)
+    lanes, n_groups = _lanes(p._replace(K=filters), wide, itemsize, windows.BLOCK_SIZE)
     workers = windows.BLOCK_SIZE // lanes
     n_across = math.ceil(runs_w / min(workers, 8 if last else 32))
     across = math.ceil(runs_w / n_across)
@@ -151,7 +159,7 @@ def dweight(problem, dy, x, dweight, precision):
     """dweight, from dy and x."""
     p, last, threads = problem, problem.channels_last, LINE_THREADS
     wide = is_wide(p, dy, x)
-    lanes, n_groups = _lanes(p, wide, x.dtype.itemsize)
+    lanes, n_groups = _lanes(p, wide, x.dtype.itemsize, threads)
     if not last:
         n_groups = p.K
     stride, (_, apart_w) = _stride_of_kernel(p), _apart(p)
