@@ -361,9 +361,10 @@ def test_blocks_of_depthwise_dweight(x_shape, taps, stride, layout, blocks):
     ("depthwise", (2, 2, 3, 3), {}, "one channel a group, groups=2 here, not 1: use one of direct"),
     ("depthwise/windows", (2, 1, 3, 2), dict(groups=2), "of 3, 5, 7 columns .*, not 3 × 2"),
     ("depthwise/windows", (2, 1, 8, 3), dict(groups=2, padding=4), "at most 7 lines, not 8 × 3"),
-    ("depthwise/windows", (2, 1, 3, 3), dict(groups=2, stride=3), "divide the dilation, or 2 both"),
+    ("depthwise/windows", (2, 1, 3, 3), dict(groups=2, stride=3), "divide the dilation, or 2"),
     ("depthwise/windows", (2, 1, 3, 3), dict(groups=2, stride=2, dilation=(2, 1), padding=1),
      "without dilation"),
+    ("depthwise/windows", (2, 1, 3, 3), dict(groups=2, stride=9, dilation=9, padding=9), "up to 8"),
     ("tensor_core/block_diagonal", (2, 2, 3, 3), {}, "takes several groups, not 1"),
 ])  # fmt: skip
 def test_groups_that_a_way_refuses(variant, weight_shape, options, reason):

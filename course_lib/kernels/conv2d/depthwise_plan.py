@@ -21,6 +21,7 @@ from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 SIZES, STRIDES = (3, 5, 7), (1, 2)  # columns of a filter, that there are kernels for
+MOST_STRIDE = 8  # of taps whole strides apart: dx writes stride² pixels for each that taps meet
 MOST = 2**29  # of what is counted in 32 bits
 LANES = 8  # vectors of channels that a block has side by side, at most
 BUSY = 0.9  # of the threads that could be, beyond which more blocks are not worth shorter lines
@@ -41,8 +42,8 @@ def plan(problem, chip):
         )
     if _stride_of_kernel(p) is None:
         return Refusal(
-            "takes strides that divide the dilation, or 2 both ways without dilation, not "
-            f"{p.stride_h} × {p.stride_w} with a dilation of {p.dilation_h} × {p.dilation_w}"
+            f"takes strides up to {MOST_STRIDE} that divide the dilation, or 2 both ways without "
+            f"dilation, not {p.stride_h} × {p.stride_w} with one of {p.dilation_h} × {p.dilation_w}"
         )
     reach = max(p.pad_h, p.pad_w, p.dilation_h, p.dilation_w) * MOST_LINES
     lines = max(p.N, 1) * max(p.K * p.P, p.C * p.H, p.P * p.Q)
@@ -53,7 +54,8 @@ def plan(problem, chip):
 
 def _stride_of_kernel(p):
     """1 where taps are whole strides apart, else 2; None where there is no kernel."""
-    if p.dilation_h % p.stride_h == p.dilation_w % p.stride_w == 0:
+    whole = p.dilation_h % p.stride_h == p.dilation_w % p.stride_w == 0
+    if whole and max(p.stride_h, p.stride_w) <= MOST_STRIDE:
         return 1
     return 2 if (p.stride_h, p.stride_w, p.dilation_h, p.dilation_w) == (2, 2, 1, 1) else None
 
