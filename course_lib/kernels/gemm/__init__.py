@@ -28,7 +28,7 @@ fastest follows from the shape and the chip (`plan`, `warpgroup_plan`):
 way               what it does
 ================= ================================================================================
 `few_rows`        `a` of 8 rows at most: no fragments, since all the work is to read `b` once
-`thin`            linear layers of 16 outputs at most, whose rows may begin anywhere
+`thin`            16 outputs, inputs or rows of a layer at most, which may begin anywhere
 `wgmma`           Hopper's instruction, which reads tiles of up to 256 × 128 from shared memory:
                   16-bit numbers, and float32 as TF32. On 9.0 alone, not on later chips
 `wgmma_split_k`   16-bit numbers as by `wgmma`, k dealt out to more tiles; a second launch adds up
@@ -190,7 +190,7 @@ def _kernels_of_padded():
 def _preferred(problem, chip):
     """The ways of `tensor_core` to try, the fastest first; found out as far as needed."""
     yield "few_rows"
-    if "any" in problem.sources and (problem.lies != SOURCES[0] or problem.K <= thin.MOST_K):
+    if thin.is_fastest(problem, chip):
         yield "thin"
     yield from warpgroup_plan.preferred(problem, chip)
     found = plan.best(problem, chip)

@@ -21,80 +21,71 @@ from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
-    block_sum,
     load,
-    load_vector,
     store,
     vector_width,
     wait_for_previous_kernel,
     warp_sum,
 )
+from course_lib.runtime.intrinsics.predicated import load_vector_if
 
 ROWS = (1, 2, 4, 8)  # of `a`: a kernel for each, whose sums are in registers
-N_THREADS, WARP = 128, 32
-UNROLL = 4  # vectors of `b` in flight per thread, or twice as many elements
+N_THREADS, WARP, N_WARPS = 128, 32, 4
+#: Vectors of `b` in flight per thread, or twice as many elements: fewer of many rows, as those of
+#: `a` that belong to them need registers too.
+UNROLL, MOST_LOADS = 4, 16
 
 
 def _walking(n_rows, TEAM, by_vectors):
-    """walk(sums, a, b, n, M, K): add up the part of column n of a thread of a team."""
-    N_LOADS = UNROLL if by_vectors else 2 * UNROLL
+    """walk(sums, a, b, n, M, K): add up the part of column n of a thread of a team.
+
+    No load stands behind a branch, where it would wait for those before it to be used.
+    """
+    N_LOADS = min(UNROLL, MOST_LOADS // n_rows) * (1 if by_vectors else 2)
 
     @cuda.jit(device=True)
-    def fetch(values, x, i):
+    def fetch(values, x, i, inside):
         if by_vectors:
-            load_vector(values, x, i)
+            load_vector_if(values, x, i, inside)
         else:
-            values[0] = load(x, i)
-
-    @cuda.jit(device=True)
-    def add_products(sums, a, of_b, at, M, K, width):
-        of_a = cuda.local.array(MAX_WIDTH, np.float32)
-        for m in range(n_rows):
-            if m < M:
-                fetch(of_a, a, m * K + at)
-                for e in range(width):
-                    sums[m] += of_a[e] * of_b[e]
+            value = load(x, i if inside else np.int64(0))
+            values[0] = value if inside else ZERO
 
     @cuda.jit(device=True)
     def walk(sums, a, b, n, M, K):
+        of_a = cuda.local.array((n_rows, MAX_WIDTH), np.float32)
         of_b = cuda.local.array((N_LOADS, MAX_WIDTH), np.float32)
         width = vector_width(b) if by_vectors else 1
         at, step = np.int64(cuda.threadIdx.x % TEAM * width), TEAM * width
         while at < K:
             for u in range(N_LOADS):
-                if at + u * step < K:
-                    fetch(of_b[u], b, n * K + at + u * step)
+                fetch(of_b[u], b, n * K + at + u * step, at + u * step < K)
             for u in range(N_LOADS):
-                if at + u * step < K:
-                    add_products(sums, a, of_b[u], at + u * step, M, K, width)
+                for m in range(n_rows):
+                    fetch(of_a[m], a, m * K + at + u * step, m < M and at + u * step < K)
+                for m in range(n_rows):
+                    for e in range(width):
+                        sums[m] += of_a[m, e] * of_b[u, e]
             at += N_LOADS * step
 
     return walk
 
 
-def make(n_rows):
-    """The kernel for `n_rows` rows of `a`, or fewer."""
+def column(n_rows):
+    """column_of(a, b, n, M, K, team, options): column n of a·bᵀ, row m for thread m of a team.
+
+    For `n_rows` rows of `a`, or fewer. team, options: as of `few_rows_kernel`.
+    """
     vectors_by_warp, elements_by_warp = (_walking(n_rows, WARP, whole) for whole in (True, False))
     vectors, elements = (_walking(n_rows, N_THREADS, whole) for whole in (True, False))
 
-    @cuda.jit
-    def few_rows_kernel(a, b, bias, c, M, N, K, team, options):
-        """c = a·bᵀ, and what `options` say (see `epilogue`): a team of threads for each column.
-
-        a, b, bias, c, M, N, K  see `gemm.multiply`
-        team                    WARP, or all threads of a block
-        """
-        scratch = cuda.shared.array(32, np.float32)
-        sums = cuda.local.array(n_rows, np.float32)
-        n, lane = np.int64(cuda.blockIdx.x), cuda.threadIdx.x
-        if team == WARP:
-            n, lane = n * (N_THREADS // WARP) + cuda.threadIdx.x // WARP, lane % WARP
+    @cuda.jit(device=True)
+    def column_of(a, b, n, M, K, team, options):
+        scratch = cuda.shared.array((N_WARPS, n_rows), np.float32)
+        sums, total = cuda.local.array(n_rows, np.float32), ZERO
+        tid, lane = cuda.threadIdx.x, cuda.threadIdx.x % WARP
         for m in range(n_rows):
             sums[m] = ZERO
-        allow_next_kernel()
-        wait_for_previous_kernel()
-        if n >= N:  # a whole warp, and none of a team that is a block
-            return
         if options & VECTORS and team == WARP:
             vectors_by_warp(sums, a, b, n, M, K)
         elif options & VECTORS:
@@ -104,9 +95,50 @@ def make(n_rows):
         else:
             elements(sums, a, b, n, M, K)
         for m in range(n_rows):
-            total = warp_sum(sums[m]) if team == WARP else block_sum(sums[m], scratch)
-            if m < M and lane == m:
-                store(c, m * N + n, finish(total, bias, n, options))
+            of_warp = warp_sum(sums[m])
+            if lane == m:
+                total = of_warp
+        if team > WARP:
+            if lane < n_rows:
+                scratch[tid // WARP, lane] = total
+            cuda.syncthreads()
+            total = ZERO
+            if tid < n_rows:
+                for warp in range(N_WARPS):
+                    total += scratch[warp, tid]
+        return total
+
+    return column_of
+
+
+@cuda.jit(device=True)
+def place_in_team(team):
+    """(number of this thread's team in the grid, of the thread in it)."""
+    if team == WARP:
+        first = np.int64(cuda.blockIdx.x) * N_WARPS
+        return first + cuda.threadIdx.x // WARP, cuda.threadIdx.x % WARP
+    return np.int64(cuda.blockIdx.x), cuda.threadIdx.x
+
+
+def make(n_rows):
+    """The kernel for `n_rows` rows of `a`, or fewer."""
+    column_of = column(n_rows)
+
+    @cuda.jit
+    def few_rows_kernel(a, b, bias, c, M, N, K, team, options):
+        """c = a·bᵀ, and what `options` say (see `epilogue`): a team of threads for each column.
+
+        a, b, bias, c, M, N, K  see `gemm.multiply`
+        team                    WARP, or all threads of a block
+        """
+        n, m = place_in_team(team)
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        if n >= N:  # a whole warp, and none of a team that is a block
+            return
+        total = column_of(a, b, n, M, K, team, options)
+        if m < M:
+            store(c, m * N + n, finish(total, bias, n, options))
 
     return few_rows_kernel
 
@@ -123,10 +155,15 @@ def plan(problem, chip):
     return KERNELS[next(n for n in ROWS if n >= problem.M)]
 
 
+def are_whole(a, b, K):
+    """Whether all rows, of K elements, begin on 16-byte boundaries."""
+    return all(arrays.begins_on(VECTOR_BYTES, array, K) for array in (a, b))
+
+
 def multiply(kernel, operands):
     """c = a·bᵀ, and what the last operand, `options`, says (see `epilogue`)."""
     a, b, bias, c, M, N, K, *_, options = operands
-    whole = all(arrays.begins_on(VECTOR_BYTES, array, K) for array in (a, b))
+    whole = are_whole(a, b, K)
     n_loads = K // (VECTOR_BYTES // b.dtype.itemsize) if whole else K / 2
     team = WARP if n_loads <= WARP * UNROLL else N_THREADS
     launch(

@@ -1,9 +1,9 @@
-"""The products of a linear layer of few outputs, whose work is to read or to write one matrix once.
+"""The products of a linear layer whose work is to read or to write one matrix once.
 
-Rows may begin anywhere: neighbouring threads read neighbouring elements. Sums are float32, in
-registers, in a fixed order:
+Of few outputs, inputs or rows. Rows may begin anywhere: neighbouring threads read neighbouring
+elements, or vectors where they can. Sums are float32, in registers, in a fixed order:
 
-`rows`     c = a·bᵀ with few rows of b: a warp takes a row of `a`, and each lane all columns of c
+`rows`     c = a·bᵀ with few rows of b: a warp or a block takes a row of `a`, as `few_rows` does
 `outer`    few k: a thread keeps all k of its columns of `b` while it goes through rows of c
 `columns`  few rows of c: a thread takes a column of `b`, and k is dealt out to blocks, whose sums a
            second launch adds up
@@ -15,7 +15,8 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.blocks.constants import ZERO
-from course_lib.kernels.blocks.mma.epilogue import finish
+from course_lib.kernels.blocks.mma.epilogue import VECTORS, finish
+from course_lib.kernels.gemm import few_rows
 from course_lib.kernels.gemm.split import BLOCK_SIZE, finish_kernel
 from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
@@ -25,57 +26,51 @@ from course_lib.runtime.intrinsics import (
     load,
     store,
     wait_for_previous_kernel,
-    warp_sum,
 )
 
 FEW = (2, 4, 8, 16)  # a kernel for each
 N_THREADS = 128
-UNROLL = 8  # loads in flight per thread
+UNROLL, MOST_LOADS = 8, 32  # loads in flight per thread: of the large matrix, of the other
 COLUMNS, ROWS = 4, 16  # of a thread of `outer`
 ENOUGH_BLOCKS, LEAST_LENGTH = 8, 64  # of `columns`: for each multiprocessor; k of a part
-MOST_K = 4096  # that a warp of `rows` should go through
+#: Of `rows`: k that is worth a block's while, k at most of rows that are read by elements, and rows
+#: for each multiprocessor from which on a warp takes one.
+LONG, MOST_K, WARPS = 256, 4096, 32
+#: What is few, where rows begin on 16-byte boundaries: of `rows`, and of the others.
+FEW_ENOUGH, FEW_OF_WHOLE = 4, 8
 
 
 def make(few):
-    """(rows, outer, columns): the kernels for `few` outputs at most."""
+    """(rows, outer, columns): the kernels for so many outputs, inputs or rows at most."""
+    N_LOADS = min(UNROLL, MOST_LOADS // few)
+
+    row_of = few_rows.column(few)
 
     @cuda.jit
-    def thin_rows_kernel(a, b, bias, c, M, N, K, options):
-        """A warp for each row of c.
+    def thin_rows_kernel(a, b, bias, c, M, N, K, team, options):
+        """A team of threads for each row of c, which is a column of b·aᵀ.
 
         a, b, bias, c, M, N, K, options  see `gemm.multiply`: (M, K), (N, K), and `epilogue`
+        team                             as of `few_rows_kernel`
         """
-        sums, values = cuda.local.array(few, np.float32), cuda.local.array(UNROLL, np.float32)
-        lane = cuda.threadIdx.x % 32
-        m = np.int64(cuda.blockIdx.x) * (N_THREADS // 32) + cuda.threadIdx.x // 32
-        for n in range(few):
-            sums[n] = ZERO
+        m, n = few_rows.place_in_team(team)
         allow_next_kernel()
         wait_for_previous_kernel()
-        if m >= M:
+        if m >= M:  # a whole warp, and none of a team that is a block
             return
-        for k in range(lane, K, 32 * UNROLL):
-            for u in range(UNROLL):
-                if k + 32 * u < K:
-                    values[u] = load(a, m * K + k + 32 * u)
-            for u in range(UNROLL):
-                if k + 32 * u < K:
-                    for n in range(few):
-                        if n < N:
-                            sums[n] += values[u] * load(b, n * K + k + 32 * u)
-        for n in range(few):
-            total = warp_sum(sums[n])
-            if n < N and lane == n:
-                store(c, m * N + n, finish(total, bias, n, options))
+        total = row_of(b, a, m, N, K, team, options)
+        if n < N:
+            store(c, m * N + n, finish(total, bias, n, options))
 
     @cuda.jit
-    def thin_outer_kernel(a, b, bias, c, M, N, K, options):
+    def thin_outer_kernel(a, b, bias, c, M, N, K, a_m, a_k, b_n, b_k, options):
         """A block for each ROWS rows of N_THREADS · COLUMNS columns of c.
 
-        a, b, bias, c, M, N, K, options  see `gemm.multiply`: (M, K), (K, N), and `epilogue`
+        a, b, bias, c, M, N, K, options  see `gemm.multiply`, and `epilogue`
+        a_m, a_k, b_n, b_k               elements from one row, or k, of a and of b to the next
         """
         mine = cuda.local.array((COLUMNS, few), np.float32)
-        sums = cuda.local.array(COLUMNS, np.float32)
+        sums, other = cuda.local.array(COLUMNS, np.float32), cuda.local.array(few, np.float32)
         n_tiles = (N + N_THREADS * COLUMNS - 1) // (N_THREADS * COLUMNS)
         block = np.int64(cuda.blockIdx.x)
         first = block // n_tiles * ROWS
@@ -86,28 +81,31 @@ def make(few):
             for k in range(few):
                 mine[v, k] = ZERO
                 if k < K and col + v * N_THREADS < N:
-                    mine[v, k] = load(b, k * N + col + v * N_THREADS)
+                    mine[v, k] = load(b, (col + v * N_THREADS) * b_n + k * b_k)
         for m in range(first, min(first + ROWS, M)):
+            for k in range(few):
+                other[k] = ZERO
+                if k < K:
+                    other[k] = load(a, m * a_m + k * a_k)
             for v in range(COLUMNS):
                 sums[v] = ZERO
             for k in range(few):
-                if k < K:
-                    other = load(a, m * K + k)
-                    for v in range(COLUMNS):
-                        sums[v] += other * mine[v, k]
+                for v in range(COLUMNS):
+                    sums[v] += other[k] * mine[v, k]
             for v in range(COLUMNS):
                 n = col + v * N_THREADS
                 if n < N:
                     store(c, m * N + n, finish(sums[v], bias, n, options))
 
     @cuda.jit
-    def thin_columns_kernel(a, b, partial, M, N, K, length):
+    def thin_columns_kernel(a, b, partial, M, N, K, a_m, a_k, length):
         """partial[part] (M, N) = the product of a part of k.
 
-        a, b, M, N, K    see `gemm.multiply`: (K, M), (K, N)
-        partial, length  float32 (parts, M, N), and k of a part
+        a, b, M, N, K, a_m, a_k  see `thin_outer_kernel`; b is (K, N)
+        partial, length          float32 (parts, M, N), and k of a part
         """
-        sums, values = cuda.local.array(few, np.float32), cuda.local.array(UNROLL, np.float32)
+        sums, other = cuda.local.array(few, np.float32), cuda.local.array(few, np.float32)
+        values = cuda.local.array(N_LOADS, np.float32)
         n_tiles = (N + N_THREADS - 1) // N_THREADS
         part = np.int64(cuda.blockIdx.x) // n_tiles
         n = np.int64(cuda.blockIdx.x) % n_tiles * N_THREADS + cuda.threadIdx.x
@@ -118,15 +116,18 @@ def make(few):
         wait_for_previous_kernel()
         if n >= N:
             return
-        for k in range(part * length, stop, UNROLL):
-            for u in range(UNROLL):
+        for k in range(part * length, stop, N_LOADS):
+            for u in range(N_LOADS):
+                values[u] = ZERO
                 if k + u < stop:
                     values[u] = load(b, (k + u) * N + n)
-            for u in range(UNROLL):
-                if k + u < stop:
-                    for m in range(few):
-                        if m < M:
-                            sums[m] += values[u] * load(a, (k + u) * M + m)
+            for u in range(N_LOADS):
+                for m in range(few):
+                    other[m] = ZERO
+                    if m < M and k + u < stop:
+                        other[m] = load(a, m * a_m + (k + u) * a_k)
+                for m in range(few):
+                    sums[m] += values[u] * other[m]
         for m in range(few):
             if m < M:
                 partial[(part * M + m) * N + n] = sums[m]
@@ -135,39 +136,71 @@ def make(few):
 
 
 KERNELS = {few: make(few) for few in FEW}
-#: How the inputs of a product lie -> which of M, N and K is few, and which kernel takes it.
-KINDS = {("by_k", "by_k"): (1, 0), ("by_k", "by_row"): (2, 1), ("by_row", "by_row"): (0, 2)}
+RUN_ROWS, RUN_OUTER, RUN_COLUMNS = range(3)
+
+
+def _kind(problem):
+    """(which of the kernels takes a product, what is few of it), or None."""
+    kinds = (
+        (RUN_ROWS, problem.N, ("by_k", "by_k")), (RUN_OUTER, problem.K, problem.lies),
+        (RUN_COLUMNS, problem.M, (problem.lies[0], "by_row")),
+    )  # fmt: skip
+    return next(((n, few) for n, few, lies in kinds if lies == problem.lies and few <= FEW[-1]), None)
+
+
+def is_fastest(problem, chip):
+    """Whether to try this way before tensor cores, for a `plan.Problem`."""
+    if not (kind := _kind(problem)):
+        return False
+    number, few = kind
+    whole = "any" not in problem.sources  # which tensor cores load fast
+    if number == RUN_ROWS:
+        many = few <= FEW_ENOUGH and problem.M >= chip.multiprocessors
+        return many or not whole and problem.K <= MOST_K
+    # Three products for each, and tiles that are nearly empty, cost more than rows twice as wide.
+    exact = problem.itemsize == 4 and few <= FEW_OF_WHOLE
+    if number == RUN_OUTER:
+        return not whole or exact and problem.mode == "split"
+    return number == RUN_COLUMNS and (not whole or exact and problem.lies[0] == "by_k")
 
 
 def plan(problem, chip):
-    """(the kernel, its number) for a `plan.Problem`."""
-    few, number = KINDS.get(problem.lies, (None, None))
-    if few is None or problem[few] > FEW[-1]:
-        return Refusal(f"takes the products of a linear layer of at most {FEW[-1]} outputs")
-    return KERNELS[next(n for n in FEW if n >= problem[few])][number], number
+    """(the kernel, its number, threads of a team) for a `plan.Problem`."""
+    if not (kind := _kind(problem)):
+        return Refusal(f"takes products of at most {FEW[-1]} outputs, or inputs, or rows")
+    number, few = kind
+    # A warp for each row, unless they are too few for that.
+    team = few_rows.WARP
+    if problem.M < WARPS * chip.multiprocessors and problem.K > LONG:
+        team = few_rows.N_THREADS
+    return KERNELS[next(n for n in FEW if n >= few)][number], number, team
 
 
 def multiply(plan, operands):
     """c = a·bᵀ, and what the last operand, `options`, says (see `epilogue`)."""
-    M, N, options = operands[4], operands[5], operands[-1]
-    kernel, number = plan
-    if number == 2:
+    a, b, _, _, M, N, K, *strides, options = operands
+    kernel, number, team = plan
+    if number == RUN_COLUMNS:
         return _multiply_columns(kernel, operands)
-    n_blocks = math.ceil(M / (N_THREADS // 32))
-    if number == 1:
-        n_blocks = math.ceil(M / ROWS) * math.ceil(N / (N_THREADS * COLUMNS))
-    launch(kernel, n_blocks, N_THREADS, *operands[:7], options, flat=True, overlap=True)
+    if number == RUN_ROWS:
+        n_blocks, numbers = math.ceil(M * team / N_THREADS), (team,)
+        options += few_rows.are_whole(a, b, K) * VECTORS
+    else:
+        n_blocks, numbers = math.ceil(M / ROWS) * math.ceil(N / (N_THREADS * COLUMNS)), strides
+    launch(
+        kernel, n_blocks, N_THREADS, *operands[:7], *numbers, options, flat=True, overlap=True
+    )
 
 
 def _multiply_columns(kernel, operands):
-    a, b, bias, c, M, N, K, *_, options = operands
+    a, b, bias, c, M, N, K, a_m, a_k, *_, options = operands
     n_tiles = math.ceil(N / N_THREADS)
     wanted = min(ENOUGH_BLOCKS * chip_of(c).multiprocessors // n_tiles, K // LEAST_LENGTH)
     length = max(1, math.ceil(K / max(1, wanted)))
     n_parts = max(1, math.ceil(K / length))
     partial = arrays.empty((n_parts, M, N), like=c, dtype="float32")
     launch(
-        kernel, n_tiles * n_parts, N_THREADS, a, b, partial, M, N, K, length, flat=True,
+        kernel, n_tiles * n_parts, N_THREADS, a, b, partial, M, N, K, a_m, a_k, length, flat=True,
         overlap=True,
     )  # fmt: skip
     launch(
@@ -184,8 +217,8 @@ def all_kernels():
 def specialisations(dtypes):
     """(label, kernel, argument types) of all that `multiply` compiles; arrays as (dtype, 1)."""
     for dtype in dtypes:
-        for few, (*whole, columns) in KERNELS.items():
-            for name, kernel in zip(("rows", "outer"), whole, strict=True):
-                yield f"thin {name} {few} {dtype}", kernel, [(dtype, 1)] * 4 + ["int64"] * 4
-            types = [(dtype, 1), (dtype, 1), ("float32", 1)] + ["int64"] * 4
+        for few, (rows, outer, columns) in KERNELS.items():
+            yield f"thin rows {few} {dtype}", rows, [(dtype, 1)] * 4 + ["int64"] * 5
+            yield f"thin outer {few} {dtype}", outer, [(dtype, 1)] * 4 + ["int64"] * 8
+            types = [(dtype, 1), (dtype, 1), ("float32", 1)] + ["int64"] * 6
             yield f"thin columns {few} {dtype}", columns, types
