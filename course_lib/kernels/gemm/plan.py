@@ -27,7 +27,8 @@ FULL = 0.8  # share of the multiprocessors' rounds that tiles of 256 × 128 must
 #: Parts of k that are tried before smaller tiles; or, of one product for each, as many parts of so
 #: many tiles as a cluster has blocks.
 PARTS_FIRST, LONG_PARTS = 2, 16
-LEAST_TILES_OF_K = 4  # that a block works on, if k is split
+#: That a block works on, if k is split; and of inputs that come by elements, which take longer.
+LEAST_TILES_OF_K, LEAST_BY_ELEMENTS = 4, 2
 MOST_SPLITS = 64
 CLUSTERS = (9, 0)  # compute capability from which on a chip has them
 #: Blocks of a cluster at most, as many as every chip with clusters can do; and parts up to which a
@@ -98,6 +99,7 @@ def best(problem, chip, may_split=True, long_parts=True):
     """The fastest `Plan`, which `may_split` k, and may have large tiles for `long_parts` of it."""
     M, N, K, itemsize, mode, sources, _ = problem
     k_size, clusters = K_BYTES // itemsize, chip.capability >= CLUSTERS
+    least = LEAST_BY_ELEMENTS if "any" in sources else LEAST_TILES_OF_K
     found, most = None, 0
     for shape in SHAPES[mode]:
         is_last = shape is SHAPES[mode][-1]
@@ -114,8 +116,10 @@ def best(problem, chip, may_split=True, long_parts=True):
         if clusters and long_parts and mode != "split":
             most_parts = max(PARTS_FIRST, min(MOST_IN_CLUSTER, math.ceil(K / k_size) // LONG_PARTS))
         most_parts = (MOST_SPLITS if is_last else most_parts) if may_split else 1
-        most_parts = min(most_parts, chip.multiprocessors // n_tiles)
-        n_splits, length, in_cluster = split(K, k_size, clusters, most_parts)
+        # Who waits for elements had better not be alone on a multiprocessor.
+        at_once = shape.min_blocks if is_last and "any" in sources else 1
+        most_parts = min(most_parts, chip.multiprocessors * at_once // n_tiles)
+        n_splits, length, in_cluster = split(K, k_size, clusters, most_parts, least)
         if n_tiles * n_splits > most:
             found, most = Plan(problem, shape, n_splits, length, in_cluster), n_tiles * n_splits
         if most * GOOD_BLOCKS[1] >= chip.multiprocessors * GOOD_BLOCKS[0]:
@@ -123,10 +127,10 @@ def best(problem, chip, may_split=True, long_parts=True):
     return found
 
 
-def split(K, k_size, clusters, most_parts):
-    """(parts of k, length of each, whether in a cluster): each part worth its while."""
+def split(K, k_size, clusters, most_parts, least):
+    """(parts of k, length of each, whether in a cluster): each part of `least` tiles at least."""
     k_tiles = math.ceil(K / k_size)
-    wanted = min(k_tiles // LEAST_TILES_OF_K, most_parts)
+    wanted = min(k_tiles // least, most_parts)
     if wanted <= 1:
         return 1, max(K, 1), False
     in_cluster = clusters and wanted <= CLUSTER_INSTEAD_OF

@@ -27,6 +27,10 @@ from course_lib.runtime.intrinsics.cluster import cluster_sync
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.intrinsics.shared import dynamic_shared
 
+#: Elements of an input by elements that a thread has on their way, and rows of the largest tiles
+#: that have so many: blocks with larger ones have no registers left.
+HELD, MOST_HELD = 32, 64
+
 
 class Kernel(NamedTuple):
     kernel: object
@@ -40,8 +44,9 @@ def make(shape, sources, itemsize, mode, in_planes=False):
     `in_planes`: see `planes`.
     """
     sides = shape.m, shape.n
+    held = min(HELD, max(sides) // 2) if max(sides) <= MOST_HELD else 0
     a_tile, b_tile = (
-        tile(side, K_BYTES, itemsize, shape.n_threads, source)
+        tile(side, K_BYTES, itemsize, shape.n_threads, source, held)
         for side, source in zip(sides, sources, strict=True)
     )
     kernel = _kernel(shape, sources, itemsize, mode, a_tile, b_tile, in_planes)

@@ -31,8 +31,11 @@ from course_lib.runtime.intrinsics import (
 FEW = (2, 4, 8, 16)  # a kernel for each
 N_THREADS = 128
 UNROLL, MOST_LOADS = 8, 32  # loads in flight per thread: of the large matrix, of the other
-COLUMNS, ROWS = 4, 16  # of a thread of `outer`
-ENOUGH_BLOCKS, LEAST_LENGTH = 8, 64  # of `columns`: for each multiprocessor; k of a part
+#: Of a thread of `outer`; blocks for each multiprocessor; columns that keep enough threads busy.
+COLUMNS, ROWS, ENOUGH_OUTER, LEAST_WIDTH = 4, 16, 2, 64
+#: Of `columns`: blocks for each multiprocessor; k of a part; parts at most, which are added up; and
+#: columns, of rows by k, from which on there are enough blocks.
+ENOUGH_BLOCKS, LEAST_LENGTH, MOST_PARTS, LEAST_COLUMNS = 8, 16, 64, 1024
 #: Of `rows`: k that is worth a block's while, k at most of rows that are read by elements, and rows
 #: for each multiprocessor from which on a warp takes one.
 LONG, MOST_K, WARPS = 256, 4096, 32
@@ -63,8 +66,8 @@ def make(few):
             store(c, m * N + n, finish(total, bias, n, options))
 
     @cuda.jit
-    def thin_outer_kernel(a, b, bias, c, M, N, K, a_m, a_k, b_n, b_k, options):
-        """A block for each ROWS rows of N_THREADS · COLUMNS columns of c.
+    def thin_outer_kernel(a, b, bias, c, M, N, K, a_m, a_k, b_n, b_k, n_rows, options):
+        """A block for each `n_rows` rows of N_THREADS · COLUMNS columns of c.
 
         a, b, bias, c, M, N, K, options  see `gemm.multiply`, and `epilogue`
         a_m, a_k, b_n, b_k               elements from one row, or k, of a and of b to the next
@@ -73,7 +76,7 @@ def make(few):
         sums, other = cuda.local.array(COLUMNS, np.float32), cuda.local.array(few, np.float32)
         n_tiles = (N + N_THREADS * COLUMNS - 1) // (N_THREADS * COLUMNS)
         block = np.int64(cuda.blockIdx.x)
-        first = block // n_tiles * ROWS
+        first = block // n_tiles * n_rows
         col = block % n_tiles * (N_THREADS * COLUMNS) + cuda.threadIdx.x
         allow_next_kernel()
         wait_for_previous_kernel()
@@ -82,7 +85,7 @@ def make(few):
                 mine[v, k] = ZERO
                 if k < K and col + v * N_THREADS < N:
                     mine[v, k] = load(b, (col + v * N_THREADS) * b_n + k * b_k)
-        for m in range(first, min(first + ROWS, M)):
+        for m in range(first, min(first + n_rows, M)):
             for k in range(few):
                 other[k] = ZERO
                 if k < K:
@@ -145,7 +148,9 @@ def _kind(problem):
         (RUN_ROWS, problem.N, ("by_k", "by_k")), (RUN_OUTER, problem.K, problem.lies),
         (RUN_COLUMNS, problem.M, (problem.lies[0], "by_row")),
     )  # fmt: skip
-    return next(((n, few) for n, few, lies in kinds if lies == problem.lies and few <= FEW[-1]), None)
+    return next(
+        (kind[:2] for kind in kinds if kind[2] == problem.lies and kind[1] <= FEW[-1]), None
+    )
 
 
 def is_fastest(problem, chip):
@@ -155,13 +160,17 @@ def is_fastest(problem, chip):
     number, few = kind
     whole = "any" not in problem.sources  # which tensor cores load fast
     if number == RUN_ROWS:
-        many = few <= FEW_ENOUGH and problem.M >= chip.multiprocessors
-        return many or not whole and problem.K <= MOST_K
+        long = problem.M >= chip.multiprocessors and problem.K >= LONG
+        return few <= FEW_ENOUGH and long or not whole and problem.K <= MOST_K
     # Three products for each, and tiles that are nearly empty, cost more than rows twice as wide.
     exact = problem.itemsize == 4 and few <= FEW_OF_WHOLE
+    if number == RUN_OUTER and problem.lies != ("by_k", "by_row") and problem.N < LEAST_WIDTH:
+        return False
     if number == RUN_OUTER:
         return not whole or exact and problem.mode == "split"
-    return number == RUN_COLUMNS and (not whole or exact and problem.lies[0] == "by_k")
+    if problem.lies[0] == "by_k":
+        return exact and problem.N >= LEAST_COLUMNS
+    return not whole
 
 
 def plan(problem, chip):
@@ -178,7 +187,7 @@ def plan(problem, chip):
 
 def multiply(plan, operands):
     """c = a·bᵀ, and what the last operand, `options`, says (see `epilogue`)."""
-    a, b, _, _, M, N, K, *strides, options = operands
+    a, b, _, c, M, N, K, *strides, options = operands
     kernel, number, team = plan
     if number == RUN_COLUMNS:
         return _multiply_columns(kernel, operands)
@@ -186,16 +195,17 @@ def multiply(plan, operands):
         n_blocks, numbers = math.ceil(M * team / N_THREADS), (team,)
         options += few_rows.are_whole(a, b, K) * VECTORS
     else:
-        n_blocks, numbers = math.ceil(M / ROWS) * math.ceil(N / (N_THREADS * COLUMNS)), strides
-    launch(
-        kernel, n_blocks, N_THREADS, *operands[:7], *numbers, options, flat=True, overlap=True
-    )
+        n_tiles, most = math.ceil(N / (N_THREADS * COLUMNS)), chip_of(c).multiprocessors
+        n_rows = max(1, min(ROWS, M * n_tiles // (ENOUGH_OUTER * most)))
+        n_blocks, numbers = math.ceil(M / n_rows) * n_tiles, (*strides, n_rows)
+    launch(kernel, n_blocks, N_THREADS, *operands[:7], *numbers, options, flat=True, overlap=True)
 
 
 def _multiply_columns(kernel, operands):
     a, b, bias, c, M, N, K, a_m, a_k, *_, options = operands
     n_tiles = math.ceil(N / N_THREADS)
-    wanted = min(ENOUGH_BLOCKS * chip_of(c).multiprocessors // n_tiles, K // LEAST_LENGTH)
+    enough = ENOUGH_BLOCKS * chip_of(c).multiprocessors // n_tiles
+    wanted = min(enough, K // LEAST_LENGTH, MOST_PARTS)
     length = max(1, math.ceil(K / max(1, wanted)))
     n_parts = max(1, math.ceil(K / length))
     partial = arrays.empty((n_parts, M, N), like=c, dtype="float32")
@@ -219,6 +229,6 @@ def specialisations(dtypes):
     for dtype in dtypes:
         for few, (rows, outer, columns) in KERNELS.items():
             yield f"thin rows {few} {dtype}", rows, [(dtype, 1)] * 4 + ["int64"] * 5
-            yield f"thin outer {few} {dtype}", outer, [(dtype, 1)] * 4 + ["int64"] * 8
+            yield f"thin outer {few} {dtype}", outer, [(dtype, 1)] * 4 + ["int64"] * 9
             types = [(dtype, 1), (dtype, 1), ("float32", 1)] + ["int64"] * 6
             yield f"thin columns {few} {dtype}", columns, types

@@ -21,6 +21,7 @@ lie in different banks: `ldmatrix` takes 16 bytes of each of eight rows, a load 
 `by_row` tile takes eight neighbours of each of four.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -66,11 +67,16 @@ def size(rows, k_bytes, itemsize, source):
     return rows * pitch, pitch
 
 
-def tile(rows, k_bytes, itemsize, n_threads, source):
-    """The `Tile` for elements of `itemsize` bytes, in blocks of `n_threads` threads."""
+def tile(rows, k_bytes, itemsize, n_threads, source, held=0):
+    """The `Tile` for elements of `itemsize` bytes, in blocks of `n_threads` threads.
+
+    held  of `any`: elements that a thread has in registers at a time, on their way to shared
+          memory; 0 if 8 of 16 bits, and none of float32, whose copies are asynchronous. An
+          asynchronous copy of so few bytes holds up those that follow far longer than a load does.
+    """
     width, k_size = VECTOR_BYTES // itemsize, k_bytes // itemsize
     n_elements, pitch = size(rows, k_bytes, itemsize, source)
-    make = {"by_row": _fetch_by_row, "by_k": _fetch_by_k, "any": _fetch_any}[source]
+    make = {"by_row": _fetch_by_row, "by_k": _fetch_by_k, "any": _fetching_any(held)}[source]
     return Tile(*make(rows, k_size, pitch, width, n_threads), n_elements, pitch, k_size)
 
 
@@ -172,7 +178,11 @@ def _fetch_by_row(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
     return fetch, first, fetch_part, following
 
 
-def _fetch_any(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
+def _fetching_any(held):
+    return functools.partial(_fetch_any, held)
+
+
+def _fetch_any(held, ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
     # Where k is fastest, a thread has a column, and neighbours read neighbours. Else a warp reads
     # eight rows of four columns: they fill sectors in memory, and banks of shared memory.
     BANDS, N_WARPS = K_SIZE // 4, N_THREADS // 32
@@ -181,9 +191,10 @@ def _fetch_any(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
     sizes = ROWS, N_THREADS, K_SIZE, N_WARPS, BANDS
     assert not any(np.remainder(sizes, (STEP, ACROSS, ACROSS, WARPS_ACROSS, WARPS_ACROSS)))
     assert ROWS % BY_ROW_STEP == 0
-    by_k = _copy_elements(ROWS // STEP, STEP, K_SIZE // ACROSS, ACROSS, PITCH, WIDTH)
+    rest = PITCH, WIDTH, held
+    by_k = _copy_elements(ROWS // STEP, STEP, K_SIZE // ACROSS, ACROSS, *rest)
     by_row = _copy_elements(
-        ROWS // BY_ROW_STEP, BY_ROW_STEP, BANDS // WARPS_ACROSS, 4 * WARPS_ACROSS, PITCH, WIDTH
+        ROWS // BY_ROW_STEP, BY_ROW_STEP, BANDS // WARPS_ACROSS, 4 * WARPS_ACROSS, *rest
     )
 
     @cuda.jit(device=True)
@@ -206,12 +217,19 @@ def _fetch_any(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
         return source, row_stride, k_stride, n_lines, k_stop - k - col
 
     @cuda.jit(device=True)
-    def fetch_part(part, cache, base, x, known):
+    def copy_part(part, cache, base, x, known):
         line, col = place_of(known[2])
         if known[2] == 1:
             by_k(part, cache, base + line * PITCH + col, x, known)
         else:
             by_row(part, cache, base + line * PITCH + col, x, known)
+
+    @cuda.jit(device=True)
+    def fetch_part(part, cache, base, x, known):
+        _, col = place_of(known[2])
+        # Who reads ahead reads one tile behind the last k: zeros. Those behind it nobody looks at.
+        if known[4] + col > -K_SIZE:
+            copy_part(part, cache, base, x, known)
 
     @cuda.jit(device=True)
     def following(known):
@@ -222,38 +240,43 @@ def _fetch_any(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
     def fetch(cache, base, x, row, n_rows, row_stride, k, k_stop, k_stride):
         known = first(row, n_rows, row_stride, k, k_stop, k_stride)
         for part in range(PARTS):
-            fetch_part(part, cache, base, x, known)
+            copy_part(part, cache, base, x, known)
 
     return fetch, first, fetch_part, following
 
 
-def _copy_elements(N_LINES, STEP, N_COLUMNS, COLUMN_STEP, PITCH, WIDTH):
+def _copy_elements(N_LINES, STEP, N_COLUMNS, COLUMN_STEP, PITCH, WIDTH, held):
     """copy(part, cache, place, x, known): a thread's elements of a tile, the first to cache[place:]
 
     They are in N_LINES lines, STEP apart, and in N_COLUMNS columns, COLUMN_STEP apart.
     """
-    BATCH = math.gcd(N_LINES, 8)  # loads of 16 bits, which pass through registers, in flight
+    BATCH, IS_ASYNC = math.gcd(N_LINES, held or 8), WIDTH == 4 and not held
+    TOGETHER = N_COLUMNS if N_LINES * N_COLUMNS <= held else 1  # columns in flight
 
     @cuda.jit(device=True)
     def copy(part, cache, place, x, known):
         source, row_stride, k_stride, n_lines, n_inside = known
-        words, step = cuda.local.array(BATCH, np.uint32), STEP * row_stride
-        for q in range(N_COLUMNS):
-            n_there = n_lines if q * COLUMN_STEP < n_inside else np.int32(0)
+        words = cuda.local.array((TOGETHER, BATCH), np.uint32)
+        step, column_step = STEP * row_stride, COLUMN_STEP * k_stride
+        for q in range(0, N_COLUMNS, TOGETHER):
             for batch in range(part * BATCH, N_LINES, PARTS * BATCH):
-                at = source + q * COLUMN_STEP * k_stride + batch * step
+                at = source + q * column_step + batch * step
                 to = place + q * COLUMN_STEP + batch * STEP * PITCH
-                for u in range(BATCH):
-                    inside = np.int32((batch + u) * STEP) < n_there
-                    if WIDTH == 4:
-                        origin = at + u * step if inside else np.int64(0)
-                        copy_one_async(cache, to + u * STEP * PITCH, x, origin, inside)
-                    else:
-                        words[u] = np.uint32(0)
-                        if inside:
-                            load_words(words[u:], 0, x, at + u * step, 1)
-                if WIDTH != 4:
+                for v in range(TOGETHER):
+                    n_there = n_lines if (q + v) * COLUMN_STEP < n_inside else np.int32(0)
                     for u in range(BATCH):
-                        store_words(cache, to + u * STEP * PITCH, words[u:], 1)
+                        inside = np.int32((batch + u) * STEP) < n_there
+                        if IS_ASYNC:
+                            origin = at + v * column_step + u * step if inside else np.int64(0)
+                            copy_one_async(cache, to + u * STEP * PITCH, x, origin, inside)
+                        else:
+                            words[v, u] = np.uint32(0)
+                            if inside:
+                                load_words(words[v, u:], 0, x, at + v * column_step + u * step, 1)
+                if not IS_ASYNC:
+                    for v in range(TOGETHER):
+                        for u in range(BATCH):
+                            beside = to + v * COLUMN_STEP
+                            store_words(cache, beside + u * STEP * PITCH, words[v, u:], 1)
 
     return copy
