@@ -145,10 +145,13 @@ def test_wrong_arguments(arguments, options, error):
 def test_rows_off_boundaries_are_padded_in_large_products():
     chip = Chip((9, 0), 227 << 10, 132, 60 << 20, "H200")
     for lies in (("by_k", "by_k"), ("by_k", "by_row"), ("by_row", "by_row")):
-        for n_rows, way in ((3109, "wgmma_padded"), (109, "split_k_cluster")):
+        for n_rows, way in ((3109, "wgmma_padded"), (109, "split_k")):
             problem = plan.Problem(n_rows, 59, 3217, 2, "narrow", ("any", "any"), lies)
             found = linear.FORWARD.choose("auto", problem, chip)
             assert found.variant == f"tensor_core/{way}"
+    for size, way in (((9824, 136, 89), "wgmma_padded"), ((64, 100, 20001), "split_k")):
+        problem = plan.Problem(*size, 4, "tf32", ("any", "any"))
+        assert linear.FORWARD.choose("auto", problem, chip).variant.startswith(f"tensor_core/{way}")
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -169,6 +172,10 @@ def test_padded_rows(size):
     x, weight, bias, dy = case(*size, torch.bfloat16)
     check_forward(x, weight, bias, "relu", variant="tensor_core/wgmma_padded")
     check_backward(dy, x, weight, variant="tensor_core/wgmma_padded")
+    if size[1] % 4:
+        x, weight, bias, _ = case(*size, torch.float32)
+        rounded = dict(precision="tf32", variant="tensor_core/wgmma_padded")
+        check_forward(x, weight, bias, "relu", **rounded)
 
 
 @pytest.mark.parametrize("variant", linear.FORWARD.variants)

@@ -32,7 +32,7 @@ way               what it does
 `wgmma`           Hopper's instruction, which reads tiles of up to 256 × 128 from shared memory:
                   16-bit numbers, and float32 as TF32. On 9.0 alone, not on later chips
 `wgmma_split_k`   16-bit numbers as by `wgmma`, k dealt out to more tiles; a second launch adds up
-`wgmma_padded`    16-bit numbers as by those two, from copies whose rows are whole vectors
+`wgmma_padded`    the same, or `wgmma` of float32 by k, from copies whose rows are whole vectors
 `mma`             a block computes a tile of c
 `split_k_cluster` k is dealt out to the blocks of a cluster, which add up their sums; from 9.0 on
 `split_k`         k is dealt out to more blocks, whose sums a second launch adds up
@@ -183,7 +183,10 @@ def _kernels_of_vectorised():
 
 
 def _kernels_of_padded():
-    of_wgmma = (found[0] for mode, _, found, _ in warpgroup.kernels() if mode == "narrow")
+    of_wgmma = (
+        found[0] for mode, sources, found, _ in warpgroup.kernels()
+        if mode == "narrow" or sources == SOURCES[0]
+    )  # fmt: skip
     return *of_wgmma, split.finish_kernel, padded.pad_rows_kernel
 
 

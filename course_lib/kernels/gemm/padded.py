@@ -1,8 +1,9 @@
-"""Products by `wgmma` of 16-bit matrices whose rows don't begin on 16-byte boundaries.
+"""Products by `wgmma` of matrices whose rows don't begin on 16-byte boundaries.
 
 One launch copies each such matrix to rows of whole vectors, which end in zeros. `wgmma` reads the
-copies by their longer rows; c stays as it is. A copy costs as much memory traffic as two reads of
-the matrix, which a large product repays: without it every element is loaded by itself.
+copies by their longer rows; c stays as it is. float32 lie by k: longer rows are a longer k. A copy
+costs as much memory traffic as two reads of the matrix, which a large product repays: without it
+every element is loaded by itself.
 """
 
 import math
@@ -61,13 +62,13 @@ def pad_rows_kernel(a, a_padded, a_length, a_vectors, b, b_padded, b_length, b_v
 def plan(problem, chip):
     """(how the inputs come, function that multiplies, its plan) for a `plan.Problem`."""
     problem = problem._replace(sources=problem.lies)
-    if problem.itemsize != 2:
-        return Refusal("takes 16-bit numbers")
+    if problem.itemsize != 2 and (problem.mode != "tf32" or problem.lies != ("by_k", "by_k")):
+        return Refusal("takes 16-bit numbers, or float32 by k that may be rounded to TF32")
     if max(problem.M, problem.N) * problem.K >= MOST:
         return Refusal(f"takes matrices of fewer than {MOST:,} elements")
     whole = warpgroup.plan(problem, chip)
-    if isinstance(whole, Refusal):
-        return whole
+    if isinstance(whole, Refusal) or problem.itemsize != 2:
+        return whole if isinstance(whole, Refusal) else (problem.sources, warpgroup.multiply, whole)
     parts = choose_parts(problem, chip)
     if parts_cost(parts, problem, chip) < cost(whole.shape, problem, chip):
         return problem.sources, warpgroup.multiply_in_parts, warpgroup.plan_in_parts(problem, chip)
@@ -86,6 +87,8 @@ def multiply(plan, operands):
             flat=True, overlap=True,
         )  # fmt: skip
     strides = *strides_of_a, *strides_of_b
+    if a.dtype.itemsize != 2:
+        K = strides[0]
     product(found, (of_a[0], of_b[0], bias, c, M, N, K, *strides, options))
 
 
@@ -104,6 +107,5 @@ def _padded(array, source, n_rows, K):
 def specialisations(dtypes):
     """(label, kernel, argument types) of what pads; arrays as (dtype, 1)."""
     for dtype in dtypes:
-        if dtype != "float32":
-            types = [(dtype, 1), (dtype, 1), "int64", "int64"] * 2
-            yield f"pad rows {dtype}", pad_rows_kernel, types
+        types = [(dtype, 1), (dtype, 1), "int64", "int64"] * 2
+        yield f"pad rows {dtype}", pad_rows_kernel, types

@@ -74,11 +74,14 @@ def choose_parts(problem, chip):
 
 def preferred(problem, chip):
     """The ways that take less time than the tiles of `tensor_core`, the fastest first."""
-    M, N, K, itemsize, mode, sources, _ = problem
+    M, N, K, itemsize, mode, sources, lies = problem
     if mode == "split" or chip.capability != ONLY or min(M, N) < LEAST_ROWS:
         return []
     if "any" in sources:
-        return ["wgmma_padded"] if itemsize == 2 and M * N * K >= LEAST_PADDED else []
+        # float32 are not dealt out to parts of k, so it takes tiles to keep the chip busy.
+        enough = n_blocks(SHAPES[itemsize][-1], M, N) >= chip.multiprocessors // 2
+        takes = itemsize == 2 or lies == ("by_k", "by_k") and enough
+        return ["wgmma_padded"] if takes and M * N * K >= LEAST_PADDED else []
     costs = {}
     if (shape := choose(problem, chip)) and n_blocks(SHAPES[itemsize][-1], M, N) >= LEAST_TILES:
         costs["wgmma"] = cost(shape, problem, chip)
