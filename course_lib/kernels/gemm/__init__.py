@@ -183,10 +183,8 @@ def _kernels_of_vectorised():
 
 
 def _kernels_of_padded():
-    of_wgmma = (
-        found[0] for mode, sources, found, _ in warpgroup.kernels()
-        if mode == "narrow" or sources == SOURCES[0]
-    )  # fmt: skip
+    found = (k for k in warpgroup.kernels() if k[0] == "narrow" or k[1] == SOURCES[0])
+    of_wgmma = (kernel for _, _, (kernel, *_), _ in found)
     return *of_wgmma, split.finish_kernel, padded.pad_rows_kernel
 
 

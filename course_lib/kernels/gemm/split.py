@@ -8,7 +8,7 @@ from course_lib.kernels.blocks.mma.epilogue import finish
 from course_lib.runtime.intrinsics import allow_next_kernel, store, wait_for_previous_kernel
 
 BLOCK_SIZE = 128
-UNROLL = 16  # loads in flight per thread
+UNROLL = 8  # loads in flight per thread
 
 
 @cuda.jit

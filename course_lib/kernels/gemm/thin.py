@@ -144,13 +144,13 @@ RUN_ROWS, RUN_OUTER, RUN_COLUMNS = range(3)
 
 def _kind(problem):
     """(which of the kernels takes a product, what is few of it), or None."""
-    kinds = (
-        (RUN_ROWS, problem.N, ("by_k", "by_k")), (RUN_OUTER, problem.K, problem.lies),
-        (RUN_COLUMNS, problem.M, (problem.lies[0], "by_row")),
-    )  # fmt: skip
-    return next(
-        (kind[:2] for kind in kinds if kind[2] == problem.lies and kind[1] <= FEW[-1]), None
-    )
+    if problem.lies == ("by_k", "by_k") and problem.N <= FEW[-1]:
+        return RUN_ROWS, problem.N
+    if problem.K <= FEW[-1]:
+        return RUN_OUTER, problem.K
+    if problem.lies[1] == "by_row" and problem.M <= FEW[-1]:
+        return RUN_COLUMNS, problem.M
+    return None
 
 
 def is_fastest(problem, chip):
@@ -164,10 +164,9 @@ def is_fastest(problem, chip):
         return few <= FEW_ENOUGH and long or not whole and problem.K <= MOST_K
     # Three products for each, and tiles that are nearly empty, cost more than rows twice as wide.
     exact = problem.itemsize == 4 and few <= FEW_OF_WHOLE
-    if number == RUN_OUTER and problem.lies != ("by_k", "by_row") and problem.N < LEAST_WIDTH:
-        return False
     if number == RUN_OUTER:
-        return not whole or exact and problem.mode == "split"
+        wide = problem.lies == ("by_k", "by_row") or problem.N >= LEAST_WIDTH
+        return wide and (not whole or exact and problem.mode == "split")
     if problem.lies[0] == "by_k":
         return exact and problem.N >= LEAST_COLUMNS
     return not whole
