@@ -28,6 +28,7 @@ ON_ORDINARY_CORES = "separate", "streaming", "tiled"
 #: Forwards, backwards.
 WAYS = (
     ("tensor_core/mma",) * 2, ("tensor_core/warpgroup",) * 2, ("tensor_core/split",) * 2,
+    ("tensor_core/scores",) * 2,
     ("tensor_core/warpgroup", "tensor_core/atomic"), ("tensor_core/warpgroup", "tensor_core/wide"),
 )  # fmt: skip
 NAMES = ("dq", "dk", "dv", "dmask")
@@ -227,7 +228,7 @@ def test_tiles_that_follow_one_another_on_tensor_cores(forward, backward):
     if "warpgroup" in forward:
         only_on_hopper()
     # The simulator takes long to split numbers; tiles of float32 are smaller.
-    split = "split" in forward
+    split = "split" in forward or "scores" in forward
     dtype, T, S = (torch.float32, 20, 70) if split else (torch.bfloat16, 70, 136)
     q, k, v = (numbers(1, 1, n, 24, dtype=dtype) for n in (T, S, S))
     with simulator.sanitize() if SIMULATED else contextlib.nullcontext() as report:
@@ -346,7 +347,7 @@ def test_padding_is_not_read():
 @pytest.mark.parametrize("forward, backward", [("separate",) * 2, ("tiled",) * 2, *WAYS])
 def test_the_sanitizer_finds_nothing_with_all_options(forward, backward):
     """Nor does the order of threads change a bit, but where atomics add."""
-    whole = forward in ("separate", "tiled") or "split" in forward
+    whole = forward in ("separate", "tiled") or "split" in forward or "scores" in forward
     dtype = torch.float32 if whole else torch.float16
     q, k, v = (numbers(1, *shape, dtype=dtype) for shape in ((2, 19, 8), (1, 18, 8), (1, 18, 8)))
     options = dict(

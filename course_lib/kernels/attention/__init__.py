@@ -20,16 +20,19 @@ rung         what it does                                    beyond q, k, v and 
              capability 8.0; before it float16 alone)
 ============ =============================================== =================================
 
-All but `separate` never store a score: they keep a running maximum, a sum and an output, and scale
-them down when a larger score comes. The backward pass has `separate`, `tiled` and `tensor_core`,
-which compute the weights again from lse; three kernels (delta; dk and dv; dq), no atomics: two runs
-agree bit for bit. Asked for by its name, `tensor_core/atomic` adds dq up by atomics beside dk and
-dv, 5 products instead of 7 (compute capability 9.0; float16 and bfloat16; D and E up to 128): it is
-faster, and two runs may differ in the last bits of dq. `tensor_core/wide` is made for D and E of
-129 to 256, deterministic as well (compute capability 9.0; float16 and bfloat16). Of 16-bit rows
-that begin off 16-byte boundaries AUTO makes aligned copies first, where they are worth it. `tiled`
-and `tensor_core` need shared memory for D and E beyond 128 (in float32, backwards, beyond 64),
-which not every chip has; AUTO takes the next rung there.
+No other than `separate` and `tensor_core/scores` stores a score: they keep a running maximum, a sum
+and an output, and scale them down when a larger score comes. The backward pass has `separate`,
+`tiled` and `tensor_core`, which compute the weights again from lse; three kernels (delta; dk and
+dv; dq), no atomics: two runs agree bit for bit. Asked for by its name, `tensor_core/atomic` adds dq
+up by atomics beside dk and dv, 5 products instead of 7 (compute capability 9.0; float16 and
+bfloat16; D and E up to 128): it is faster, and two runs may differ in the last bits of dq.
+`tensor_core/wide` is made for D and E of 129 to 256, deterministic as well (compute capability 9.0;
+float16 and bfloat16). `tensor_core/scores` is `separate` with products by tensor cores, for float32
+alone: AUTO takes it for D or E beyond 64, of which others' tiles leave a multiprocessor few warps,
+while scores take 512 MB at most. Of 16-bit rows that begin off 16-byte boundaries AUTO makes
+aligned copies first, where they are worth it. `tiled` and `tensor_core` need shared memory for D
+and E beyond 128 (in float32, backwards, beyond 64), which not every chip has; AUTO takes the next
+rung there.
 
 Options (`forward`): causal from either corner, sliding window, key lengths, packed sequences,
 boolean and additive masks (memory of a mask is quadratic), softcap, ALiBi, dropout. A query that
@@ -45,6 +48,7 @@ from course_lib.kernels.attention import (
     launching,
     plans,
     products,
+    score_products,
     separate,
     streaming,
     tiled,
@@ -74,7 +78,9 @@ FORWARD = Ladder(
             lambda: plans.kernels_of("mma")),
         Way("split", plans.plan_split, launching.tensor_core,
             lambda: plans.kernels_of("split"), plans.TENSOR_CORES),
-    )),
+        Way("scores", plans.plan_scores, launching.separate,
+            lambda: plans.kernels_of_scores(separate.weights_kernel), plans.TENSOR_CORES),
+    ), prefer=plans.preferred),
     auto=("tensor_core", "tiled", "streaming"),
 )  # fmt: skip
 BACKWARD = Ladder(
@@ -98,6 +104,9 @@ BACKWARD = Ladder(
             lambda: plans.backward_kernels_of("atomic"), ONLY),
         Way("wide", plans.plan_wide_backward, launching.wide_backward,
             lambda: plans.backward_kernels_of("wide"), ONLY),
+        Way("scores", plans.plan_scores, launching.separate_backward,
+            lambda: [*plans.kernels_of_scores(separate.gradients_kernel), backwards.delta_kernel,
+                     separate.mask_gradient_kernel], plans.TENSOR_CORES),
     ), prefer=plans.preferred_backward),
     auto=("tensor_core", "tiled", "separate"),
 )  # fmt: skip
@@ -227,14 +236,15 @@ def specialisations():
         yield (
             f"attention weights, mask {dtype}",
             separate.weights_kernel,
-            [floats, *see, floats, *saved],
+            [floats, *see, floats, *saved, "int64"],
         )
         yield (
             f"attention gradients, mask {dtype}",
             separate.gradients_kernel,
-            [floats, floats, *see, *[floats] * 3, *saved],
+            [floats, floats, *see, *[floats] * 3, *saved, "int64"],
         )
     types = [floats, floats, Shape, *["int64"] * 5]
     yield "attention mask gradient", separate.mask_gradient_kernel, types
-    for label, kernel, types in products.specialisations(DTYPES):
+    more = *products.specialisations(DTYPES), *score_products.specialisations()
+    for label, kernel, types in more:
         yield f"attention {label}", kernel, types

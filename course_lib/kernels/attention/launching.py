@@ -2,7 +2,7 @@
 
 import math
 
-from course_lib.kernels.attention import products, wide_tiles
+from course_lib.kernels.attention import products, score_products, wide_tiles
 from course_lib.kernels.attention import separate as separately
 from course_lib.kernels.attention import streaming as streams
 from course_lib.kernels.attention import tensor_core as tensors
@@ -11,7 +11,7 @@ from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
 from course_lib.kernels.attention import wide_backward as wide
 from course_lib.kernels.attention.options import place_of, rows_together
-from course_lib.kernels.attention.problem import DSCORES
+from course_lib.kernels.attention.problem import DSCORES, FAR
 from course_lib.kernels.attention.products import Matrix, Products
 from course_lib.kernels.blocks.score_mask import memory
 from course_lib.runtime.host import arrays
@@ -55,17 +55,34 @@ def _walk(kernel, n_blocks, n_threads, shared_bytes, request, inputs, o, lse):
 
 
 def separate(plan, request, inputs, o, lse):
-    scores = _scores(request, *inputs[:2])
+    """Of a plan that is `score_products`', by those; else by `products`."""
+    scores = _scores(plan, request, *inputs[:2])
     bias, allowed, slopes, _, lengths = request.read()
-    n_rows = request.n_heads * request.T
     launch(
-        separately.weights_kernel, n_rows, separately.BLOCK_SIZE, scores, bias, allowed, slopes,
-        lengths, memory(lse), request.shape, request.look(), request.dropping,
+        separately.weights_kernel, request.n_heads * request.T, _threads_of_row(request), scores,
+        bias, allowed, slopes, lengths, memory(lse), request.shape, request.look(),
+        request.dropping, _around(plan),
     )  # fmt: skip
-    _times(request, scores, inputs[2], o)
+    _times(plan, request, scores, inputs[2], o)
+
+
+def _around(plan):
+    """Keys around those that a query looks at, whose weights are read."""
+    return score_products.AROUND if isinstance(plan, score_products.Plan) else FAR
+
+
+def _threads_of_row(request):
+    return min(separately.BLOCK_SIZE, 32 * math.ceil(request.S / 32))
 
 
 # ---- products of matrices -----------------------------------------------------------------------
+
+
+def _multiply(plan, request, kind, *operands):
+    if isinstance(plan, score_products.Plan):
+        return score_products.multiply(plan, request, kind, *operands)
+    a, b, c, *rest = operands
+    return products.multiply(a, b, c, request.B, *rest)
 
 
 def _matrix(x):
@@ -74,21 +91,23 @@ def _matrix(x):
 
 
 def _of_scores(request, transposed=False):
-    H, T, S = request.shape.n_heads, request.shape.T, request.shape.S
-    return Matrix(H * T * S, T * S, *((1, S) if transposed else (S, 1)))
+    H, T, pitch = request.shape.n_heads, request.shape.T, score_products.pitch(request.S)
+    return Matrix(H * T * pitch, T * pitch, *((1, pitch) if transposed else (pitch, 1)))
 
 
-def _scores(request, x, y):
-    """x·yᵀ of each head, float32 (B, H, T, S): x is by queries, y by keys."""
+def _scores(plan, request, x, y):
+    """x·yᵀ of each head, float32 (B, H, T, S or more): x is by queries, y by keys."""
     H, share, T, S, *_ = request.shape
-    found = arrays.empty((request.B * H * T * S,), like=x, dtype="float32")
+    n = request.B * H * T * score_products.pitch(S)
+    found = arrays.empty((n,), like=x, dtype="float32")
     x, y = rows_together(x), rows_together(y)
     of = Products(T, S, x.shape[-1], H, 1, 1, share)
     places = _matrix(x), _matrix(y), _of_scores(request)
-    return products.multiply(memory(x), memory(y), found, request.B, of, *places)
+    operands = memory(x), memory(y), found, of
+    return _multiply(plan, request, score_products.SCORES, *operands, *places)
 
 
-def _times(request, scores, y, out):
+def _times(plan, request, scores, y, out):
     """out = scores·y of each head: y is by keys, out by queries."""
     H, share, T, S, *_ = request.shape
     y = rows_together(y)
@@ -96,10 +115,11 @@ def _times(request, scores, y, out):
     batch, head, row, _ = _matrix(y)
     places = _of_scores(request), Matrix(batch, head, 1, row), _matrix(out)
     if out.shape[-1]:
-        products.multiply(scores, memory(y), memory(out), request.B, of, *places)
+        operands = scores, memory(y), memory(out), of
+        _multiply(plan, request, score_products.OF_QUERIES, *operands, *places)
 
 
-def _transposed_times(request, scores, x, out):
+def _transposed_times(plan, request, scores, x, out):
     """out = scoresᵀ·x, summed over the heads that share keys: x is by queries, out by keys."""
     H, share, T, S, *_ = request.shape
     x = rows_together(x)
@@ -107,7 +127,8 @@ def _transposed_times(request, scores, x, out):
     batch, head, row, _ = _matrix(x)
     places = _of_scores(request, transposed=True), Matrix(batch, head, 1, row), _matrix(out)
     if out.shape[-1]:
-        products.multiply(scores, memory(x), memory(out), request.B, of, *places)
+        operands = scores, memory(x), memory(out), of
+        _multiply(plan, request, score_products.OF_KEYS, *operands, *places)
 
 
 # ---- backwards ----------------------------------------------------------------------------------
@@ -213,14 +234,15 @@ def atomic_backward(plan, request, inputs, lse, delta, gradients, dscores):
 def separate_backward(plan, request, inputs, lse, delta, gradients, dscores):
     do, q, k, v = inputs
     dq, dk, dv = gradients
-    scores, dweights = _scores(request, q, k), _scores(request, do, v)
+    scores, dweights = _scores(plan, request, q, k), _scores(plan, request, do, v)
     bias, allowed, slopes, _, lengths = request.read()
     more = 0 if dscores is None else DSCORES
     launch(
-        separately.gradients_kernel, request.n_heads * request.T, separately.BLOCK_SIZE, scores,
+        separately.gradients_kernel, request.n_heads * request.T, _threads_of_row(request), scores,
         dweights, bias, allowed, slopes, lengths, lse, delta,
         delta if dscores is None else dscores, request.shape, request.look(more), request.dropping,
+        _around(plan),
     )  # fmt: skip
-    _times(request, dweights, k, dq)
-    _transposed_times(request, dweights, q, dk)
-    _transposed_times(request, scores, do, dv)
+    _times(plan, request, dweights, k, dq)
+    _transposed_times(plan, request, dweights, q, dk)
+    _transposed_times(plan, request, scores, do, dv)

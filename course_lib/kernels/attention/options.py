@@ -39,6 +39,8 @@ class Problem(NamedTuple):
                 elements; rows of `out`, if it is given, on 4-byte boundaries
     by_element  each score must be looked at by itself: there is more than a positive scale and a
                 window
+    n_heads, n_groups  of q, and of k and v, of all sequences
+    T, S        queries and keys of a sequence, at most
     """
 
     D: int
@@ -47,6 +49,10 @@ class Problem(NamedTuple):
     is_packed: bool
     is_aligned: bool
     by_element: bool
+    n_heads: int
+    n_groups: int
+    T: int
+    S: int
 
     @property
     def itemsize(self):
@@ -172,7 +178,8 @@ class Request:
         by_element = by_element or not self.scale > 0  # the largest product is the largest score
         return Problem(
             self.shape.D, self.shape.E, arrays.dtype_name(self.q), bool(self.bits & PACKED),
-            self._is_aligned(out, do), bool(by_element),
+            self._is_aligned(out, do), bool(by_element), self.n_heads,
+            self.n_heads // self.shape.share, self.T, self.S,
         )  # fmt: skip
 
     def _is_aligned(self, out, do):

@@ -2,7 +2,7 @@
 
 import itertools
 
-from course_lib.kernels.attention import separate
+from course_lib.kernels.attention import score_products, separate
 from course_lib.kernels.attention import tensor_core as tensors
 from course_lib.kernels.attention import tensor_core_backward as tensors_backwards
 from course_lib.kernels.attention import tiled as tiles
@@ -36,6 +36,8 @@ WARPGROUP_TILES = ((64, 2, 2, 64), (128, 2, 1, 128), (64, 2, 1, 256))
 WARPGROUP_BACKWARD_TILES = ((64, 2, 1, 64), (64, 2, 1, 128))
 #: (elements of a head at most,) of `wide`.
 WIDE_TILES = ((128,), (192,), (256,))
+#: Of float32: heads of more elements have their scores in memory, up to so many bytes of them.
+WIDE, MOST_SCORES = 64, 1 << 29
 TENSOR_CORES = (8, 0)  # of bfloat16 and TF32, from this compute capability on; of float16 before
 HOPPER, RESERVED = (9, 0), 1024  # from there on a kernel has bytes of shared memory of its own
 
@@ -152,9 +154,35 @@ def plan_wide_backward(problem, chip):
     return _plan_tensors(wide.kernels_for, WIDE_TILES, of, HALVES, problem, chip)
 
 
+def plan_scores(problem, chip):
+    """The `score_products.Plan`."""
+    if problem.itemsize != FLOATS:
+        return Refusal("takes float32 alone")
+    refusal = plan_separate(problem, chip)
+    return refusal if isinstance(refusal, Refusal) else score_products.plan(problem, chip)
+
+
+def preferred(problem, chip):
+    """The ways of `tensor_core`, in the order in which they are tried."""
+    first = ("scores",) if _are_worth_their_memory(problem, 1) else ()
+    return *first, "warpgroup", "mma", "split"
+
+
 def preferred_backward(problem, chip):
-    """The ways of `tensor_core`, backwards, in the order in which they are tried."""
-    return "warpgroup", "wide", "mma", "split"
+    """As `preferred`, backwards."""
+    first = ("scores",) if _are_worth_their_memory(problem, 2) else ()
+    return *first, "warpgroup", "wide", "mma", "split"
+
+
+def _are_worth_their_memory(problem, n_matrices):
+    """Whether scores go to memory: heads are wide, and so many matrices of scores take not much.
+
+    Wide heads leave `split` small tiles, and a block a multiprocessor.
+    """
+    pitch = score_products.pitch(problem.S)
+    n_bytes = n_matrices * problem.n_heads * problem.T * pitch * FLOATS
+    wide = problem.itemsize == FLOATS and max(problem.D, problem.E) > WIDE
+    return wide and not problem.is_packed and n_bytes <= MOST_SCORES
 
 
 def _no_warpgroups(problem, chip):
@@ -221,6 +249,11 @@ def backward_kernels_of(way):
     """The kernels of that way of `tensor_core`, backwards."""
     two = [two for name, _, *two in tensor_core_backward_kernels() if name == way]
     return [*copying(way), backwards.delta_kernel, separate.mask_gradient_kernel, *sum(two, [])]
+
+
+def kernels_of_scores(row_kernel):
+    """The kernels of the way `scores`, of which rows of scores go through `row_kernel`."""
+    return [*(kernel for _, kernel in score_products.kernels()), row_kernel]
 
 
 def copying(way):

@@ -12,6 +12,8 @@ from course_lib import cuda
 from course_lib.kernels.attention.problem import DSCORES
 from course_lib.kernels.attention.scores import (
     capped,
+    end_of_keys,
+    first_key,
     is_seen,
     kept,
     masked,
@@ -21,7 +23,7 @@ from course_lib.kernels.attention.scores import (
 from course_lib.kernels.blocks.constants import ONE, ZERO
 from course_lib.runtime.intrinsics import LOWEST, block_online, online_add
 
-BLOCK_SIZE = 128  # threads that share a row of scores
+BLOCK_SIZE = 128  # threads that share a row of scores, at most
 
 
 @cuda.jit(device=True)
@@ -31,18 +33,33 @@ def place_of_row(shape):
     return cuda.blockIdx.x % shape.T, rest % shape.n_heads, rest // shape.n_heads
 
 
+@cuda.jit(device=True)
+def row_of(scores):
+    """Where the block's row begins: rows may be longer than there are keys."""
+    return cuda.blockIdx.x * np.int64(scores.shape[0] // cuda.gridDim.x)
+
+
+@cuda.jit(device=True)
+def columns(i, beside, n_keys, shape, look, around):
+    """(first, one past the last) of the row of query i: what it looks at, and so many around."""
+    first = max(0, first_key(i, beside, look) - around) // 32 * 32
+    return first, min(shape.S, max(0, end_of_keys(i, beside, n_keys, look)) + around)
+
+
 @cuda.jit
-def weights_kernel(scores, bias, allowed, slopes, starts, lse, shape, look, drop):
+def weights_kernel(scores, bias, allowed, slopes, starts, lse, shape, look, drop, around):
     """A row of scores a block: q·k becomes its weight, in place.
 
-    scores         float32 (batches, heads, T, S), flat
+    scores         float32 (batches, heads, T, S or more), flat
     bias, allowed, slopes, starts, lse, shape, look, drop  as of `streaming.streaming_kernel`
+    around         weights of so many keys before and behind those in sight are made 0
     """
     scratch_m, scratch_s = cuda.shared.array(32, np.float32), cuda.shared.array(32, np.float32)
     i, h, b = place_of_row(shape)
     _, _, n_queries, _, n_keys, beside = sequence(b, shape, look, starts, starts)
-    at, m, total = cuda.blockIdx.x * np.int64(shape.S), LOWEST, ZERO
-    for j in range(cuda.threadIdx.x, shape.S, BLOCK_SIZE):
+    at, m, total = row_of(scores), LOWEST, ZERO
+    first, end = columns(i, beside, n_keys, shape, look, around)
+    for j in range(first + cuda.threadIdx.x, end, cuda.blockDim.x):
         score = LOWEST
         if is_seen(i, j, beside, n_queries, n_keys, look):
             score, _ = capped(scores[at + j], look)
@@ -51,7 +68,7 @@ def weights_kernel(scores, bias, allowed, slopes, starts, lse, shape, look, drop
         m, total = online_add(m, total, score)
     m, total = block_online(m, total, scratch_m, scratch_s)
     factor = ONE / total if m != LOWEST else ZERO
-    for j in range(cuda.threadIdx.x, shape.S, BLOCK_SIZE):
+    for j in range(first + cuda.threadIdx.x, end, cuda.blockDim.x):
         p = ZERO
         if scores[at + j] != LOWEST:
             p = math.exp(scores[at + j] - m) * factor * kept(look, drop, shape, b, h, i, j)
@@ -62,18 +79,21 @@ def weights_kernel(scores, bias, allowed, slopes, starts, lse, shape, look, drop
 
 @cuda.jit
 def gradients_kernel(
-    scores, dweights, bias, allowed, slopes, starts, lse, delta, dscores, shape, look, drop
-):
+    scores, dweights, bias, allowed, slopes, starts, lse, delta, dscores, shape, look, drop,
+    around,
+):  # fmt: skip
     """A row of scores a block: q·k becomes its weight, do·v the gradient of q·k, in place.
 
-    scores, dweights  float32 (batches, heads, T, S), flat; dscores as well, with the bit DSCORES
+    scores, dweights  float32 (batches, heads, T, S or more), flat
+    dscores           float32 (batches, heads, T, S), flat, with the bit DSCORES
     delta             of `tiled_backward.delta_kernel`
-    bias, allowed, slopes, starts, lse, shape, look, drop  as of `weights_kernel`
+    bias, allowed, slopes, starts, lse, shape, look, drop, around  as of `weights_kernel`
     """
     i, h, b = place_of_row(shape)
     _, _, n_queries, _, n_keys, beside = sequence(b, shape, look, starts, starts)
-    at, row = cuda.blockIdx.x * np.int64(shape.S), cuda.blockIdx.x
-    for j in range(cuda.threadIdx.x, shape.S, BLOCK_SIZE):
+    at, row = row_of(scores), np.int64(cuda.blockIdx.x)
+    first, end = columns(i, beside, n_keys, shape, look, around)
+    for j in range(first + cuda.threadIdx.x, end, cuda.blockDim.x):
         p, gradient, factor, slope = ZERO, ZERO, ONE, ONE
         if is_seen(i, j, beside, n_queries, n_keys, look):
             score, slope = capped(scores[at + j], look)
@@ -82,7 +102,7 @@ def gradients_kernel(
             if score != LOWEST:
                 gradient = p * (dweights[at + j] * factor - delta[row])
         if look.bits & DSCORES:
-            dscores[at + j] = gradient
+            dscores[row * shape.S + j] = gradient
         scores[at + j] = p * factor
         dweights[at + j] = gradient * slope * look.scale
 
