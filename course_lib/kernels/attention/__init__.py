@@ -29,10 +29,10 @@ bfloat16; D and E up to 128): it is faster, and two runs may differ in the last 
 `tensor_core/wide` is made for D and E of 129 to 256, deterministic as well (compute capability 9.0;
 float16 and bfloat16). `tensor_core/scores` is `separate` with products by tensor cores, for float32
 alone: AUTO takes it for D or E beyond 64, of which others' tiles leave a multiprocessor few warps,
-while scores take 512 MB at most. Of 16-bit rows that begin off 16-byte boundaries AUTO makes
-aligned copies first, where they are worth it. `tiled` and `tensor_core` need shared memory for D
-and E beyond 128 (in float32, backwards, beyond 64), which not every chip has; AUTO takes the next
-rung there.
+and where they would have few blocks, while scores take 512 MB at most.
+Of 16-bit rows that begin off 16-byte boundaries AUTO makes aligned copies first, where they are
+worth it. `tiled` and `tensor_core` need shared memory for D and E beyond 128 (in float32,
+backwards, beyond 64), which not every chip has; AUTO takes the next rung there.
 
 Options (`forward`): causal from either corner, sliding window, key lengths, packed sequences,
 boolean and additive masks (memory of a mask is quadratic), softcap, ALiBi, dropout. A query that

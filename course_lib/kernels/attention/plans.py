@@ -1,6 +1,7 @@
 """Which tiles each rung of attention takes for a problem on a chip, and all kernels there are."""
 
 import itertools
+import math
 
 from course_lib.kernels.attention import score_products, separate
 from course_lib.kernels.attention import tensor_core as tensors
@@ -36,8 +37,9 @@ WARPGROUP_TILES = ((64, 2, 2, 64), (128, 2, 1, 128), (64, 2, 1, 256))
 WARPGROUP_BACKWARD_TILES = ((64, 2, 1, 64), (64, 2, 1, 128))
 #: (elements of a head at most,) of `wide`.
 WIDE_TILES = ((128,), (192,), (256,))
-#: Of float32: heads of more elements have their scores in memory, up to so many bytes of them.
-WIDE, MOST_SCORES = 64, 1 << 29
+#: Of float32: elements of a head, and keys of a walk by a few blocks, beyond which scores go to
+#: memory; bytes of scores at most; and rows of a block of `split`.
+WIDE, LONG, MOST_SCORES, ROWS = 64, 128, 1 << 29, 64
 TENSOR_CORES = (8, 0)  # of bfloat16 and TF32, from this compute capability on; of float16 before
 HOPPER, RESERVED = (9, 0), 1024  # from there on a kernel has bytes of shared memory of its own
 
@@ -164,25 +166,33 @@ def plan_scores(problem, chip):
 
 def preferred(problem, chip):
     """The ways of `tensor_core`, in the order in which they are tried."""
-    first = ("scores",) if _are_worth_their_memory(problem, 1) else ()
+    n_blocks = problem.n_heads * math.ceil(problem.T / ROWS)
+    first = ("scores",) if _take_scores(problem, chip, n_blocks, problem.S, 1) else ()
     return *first, "warpgroup", "mma", "split"
 
 
 def preferred_backward(problem, chip):
     """As `preferred`, backwards."""
-    first = ("scores",) if _are_worth_their_memory(problem, 2) else ()
+    n_blocks = (n * math.ceil(length / ROWS) for n, length in (
+        (problem.n_heads, problem.T), (problem.n_groups, problem.S),
+    ))  # fmt: skip
+    walk = max(problem.T, problem.S)
+    first = ("scores",) if _take_scores(problem, chip, min(n_blocks), walk, 2) else ()
     return *first, "warpgroup", "wide", "mma", "split"
 
 
-def _are_worth_their_memory(problem, n_matrices):
-    """Whether scores go to memory: heads are wide, and so many matrices of scores take not much.
+def _take_scores(problem, chip, n_blocks, walk, n_matrices):
+    """Whether scores go to memory, so many matrices of them, rather than the way of `split`.
 
-    Wide heads leave `split` small tiles, and a block a multiprocessor.
+    Its tiles of wide heads are small, and leave room for one block on a multiprocessor; and few
+    blocks leave others idle while they walk past `walk` keys or queries, one tile after another.
     """
+    if problem.itemsize != FLOATS or problem.is_packed:
+        return False
     pitch = score_products.pitch(problem.S)
-    n_bytes = n_matrices * problem.n_heads * problem.T * pitch * FLOATS
-    wide = problem.itemsize == FLOATS and max(problem.D, problem.E) > WIDE
-    return wide and not problem.is_packed and n_bytes <= MOST_SCORES
+    fits = n_matrices * problem.n_heads * problem.T * pitch * FLOATS <= MOST_SCORES
+    idle = n_blocks < chip.multiprocessors and walk > LONG // n_matrices
+    return fits and (idle or max(problem.D, problem.E) > WIDE)
 
 
 def _no_warpgroups(problem, chip):
