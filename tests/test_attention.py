@@ -236,6 +236,15 @@ def test_tiles_that_follow_one_another_on_tensor_cores(forward, backward):
     assert report is None or not report.findings, report
 
 
+@pytest.mark.parametrize("D, options", [
+    (8, dict(window=(3, 2), lower_right=True)), (9, dict(causal=True)),
+])  # fmt: skip
+def test_scores_at_which_nobody_looks_are_passed_by(D, options):
+    """Whole tiles before a window and behind it, by 16 bytes and by elements."""
+    q, k, v = numbers(1, 2, 40, D), numbers(1, 1, 230, D), numbers(1, 1, 230, D)
+    check(q, k, v, *[("tensor_core/scores",)] * 2, **options)
+
+
 @pytest.mark.parametrize("E", [12, 16])
 def test_a_gradient_may_begin_anywhere(E):
     """In the middle of 16 bytes, or with rows that do, where q, k and v are all in place."""
@@ -435,6 +444,7 @@ def test_tensor_cores_take_what_they_say():
 
     for dtype, chip, D, chosen in [
         (torch.float32, CHIPS[4], 64, "tensor_core_kernel"),
+        (torch.float32, CHIPS[4], 72, "score_products_kernel"),
         (torch.float32, CHIPS[0], 64, "tiled_kernel"),
         (torch.float16, CHIPS[0], 64, "tensor_core_kernel"),
         (torch.float16, CHIPS[0], 128, "tensor_core_kernel"),
