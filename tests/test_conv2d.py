@@ -424,7 +424,8 @@ def test_joined_groups_in_tf32():
     x, weight, bias = case((1, 16, 2, 3), (16, 8, 2, 2))
     options = dict(padding=1, groups=2)
     with recorded() as launches:
-        y = conv2d.forward(x, weight, bias, precision="tf32", variant="tensor_core", **options)
+        way = dict(precision="tf32", variant="tensor_core/block_diagonal")
+        y = conv2d.forward(x, weight, bias, **way, **options)
     names = [kernel.py_func.__name__ for kernel, *_ in launches]
     assert names == ["transpose_and_arrange_kernel", "warpgroup_kernel"]
     rounded = [torch.from_numpy(round_tf32(double(t))).to(x) for t in (x, weight)]
@@ -468,7 +469,7 @@ def test_the_larger_tile(monkeypatch):
 
 
 def test_tf32_is_used_where_it_may_be():
-    x, weight, _ = case((1, 4, 3, 3), (4, 4, 2, 2))
+    x, weight, _ = case((1, 4, 3, 3), (12, 4, 2, 2))
     y, coarse = (
         conv2d.forward(x, weight, precision=precision, variant="tensor_core")
         for precision in ("float32", "tf32")

@@ -37,9 +37,10 @@ WARPGROUP_TILES = ((64, 2, 2, 64), (128, 2, 1, 128), (64, 2, 1, 256))
 WARPGROUP_BACKWARD_TILES = ((64, 2, 1, 64), (64, 2, 1, 128))
 #: (elements of a head at most,) of `wide`.
 WIDE_TILES = ((128,), (192,), (256,))
-#: Of float32: elements of a head, and keys of a walk by a few blocks, beyond which scores go to
-#: memory; bytes of scores at most; and rows of a block of `split`.
-WIDE, LONG, MOST_SCORES, ROWS = 64, 128, 1 << 29, 64
+#: Of float32, for scores to go to memory: elements of heads that are wide, and widest; keys of a
+#: walk that are long, and many; queries at least; bytes of scores at most. And rows of a block of
+#: `split`. As was measured on an H200.
+WIDE, WIDEST, LONG, MANY, SHORT, MOST_SCORES, ROWS = 64, 128, 128, 80, 24, 1 << 29, 64
 TENSOR_CORES = (8, 0)  # of bfloat16 and TF32, from this compute capability on; of float16 before
 HOPPER, RESERVED = (9, 0), 1024  # from there on a kernel has bytes of shared memory of its own
 
@@ -167,7 +168,9 @@ def plan_scores(problem, chip):
 def preferred(problem, chip):
     """The ways of `tensor_core`, in the order in which they are tried."""
     n_blocks = problem.n_heads * math.ceil(problem.T / ROWS)
-    first = ("scores",) if _take_scores(problem, chip, n_blocks, problem.S, 1) else ()
+    is_few = n_blocks * 2 < chip.multiprocessors
+    wide = is_few or max(problem.D, problem.E) > WIDEST and problem.S > MANY
+    first = ("scores",) if _take_scores(problem, chip, n_blocks, problem.S, 1, wide) else ()
     return *first, "warpgroup", "mma", "split"
 
 
@@ -177,22 +180,27 @@ def preferred_backward(problem, chip):
         (problem.n_heads, problem.T), (problem.n_groups, problem.S),
     ))  # fmt: skip
     walk = max(problem.T, problem.S)
-    first = ("scores",) if _take_scores(problem, chip, min(n_blocks), walk, 2) else ()
+    first = ("scores",) if _take_scores(problem, chip, min(n_blocks), walk, 2, True) else ()
     return *first, "warpgroup", "wide", "mma", "split"
 
 
-def _take_scores(problem, chip, n_blocks, walk, n_matrices):
+def _take_scores(problem, chip, n_blocks, walk, n_matrices, wide):
     """Whether scores go to memory, so many matrices of them, rather than the way of `split`.
 
     Its tiles of wide heads are small, and leave room for one block on a multiprocessor; and few
     blocks leave others idle while they walk past `walk` keys or queries, one tile after another.
+    Of many more keys than queries, causal ones look at few, which a plan can't see.
+
+    wide  what else is asked of wide heads
     """
-    if problem.itemsize != FLOATS or problem.is_packed:
+    p = problem
+    if p.itemsize != FLOATS or p.is_packed:
         return False
-    pitch = score_products.pitch(problem.S)
-    fits = n_matrices * problem.n_heads * problem.T * pitch * FLOATS <= MOST_SCORES
-    idle = n_blocks < chip.multiprocessors and walk > LONG // n_matrices
-    return fits and (idle or max(problem.D, problem.E) > WIDE)
+    fits = n_matrices * p.n_heads * p.T * score_products.pitch(p.S) * FLOATS <= MOST_SCORES
+    width = max(p.D, p.E)
+    if width <= WIDE or not fits:
+        return fits and n_blocks * 8 < chip.multiprocessors and walk > LONG
+    return wide and p.T >= SHORT and (width > WIDEST or p.S <= 8 * p.T)
 
 
 def _no_warpgroups(problem, chip):

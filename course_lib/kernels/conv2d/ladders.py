@@ -43,6 +43,7 @@ HALO = halo_plan, halo_small, warpgroup_plan, warpgroup_mixed_plan
 PIXEL_SUMS = pixel_sums_plan, pixel_sums_small
 
 
+FEW_TAPS = 9  # that `few_filters`, which waits for each, takes before `few_channels`
 LEAST_CHANNELS = 8  # of x and y, for `gemm`, whose tiles have 64 and more
 
 
@@ -153,11 +154,14 @@ def _default(problem, chip):
 
 
 def _default_forward(problem, chip):
-    """Of few filters and pixels, `few_channels` would keep few multiprocessors busy."""
+    """Of few filters, taps and pixels, `few_channels` would keep few multiprocessors busy."""
     found = default_variant(problem, chip.capability)
-    if found == "few_channels" and few_channels_plan.n_tiles_of(problem) < chip.multiprocessors:
-        if not isinstance(FORWARD.plan("tensor_core/few_filters", problem, chip), Refusal):
-            return ("tensor_core/few_filters",)
+    if found != "few_channels" or problem.R * problem.S > FEW_TAPS:
+        return (found,)
+    is_small = few_channels_plan.n_tiles_of(problem) < chip.multiprocessors
+    few = FORWARD.plan("tensor_core/few_filters", problem, chip)
+    if is_small and not isinstance(few, Refusal):
+        return ("tensor_core/few_filters",)
     return (found,)
 
 

@@ -29,7 +29,7 @@ from course_lib.runtime.intrinsics.shared import dynamic_shared
 
 #: Elements of an input by elements that a thread has on their way, and rows of the largest tiles
 #: that have so many: blocks with larger ones have no registers left.
-HELD, MOST_HELD = 32, 64
+HELD, MOST_HELD = 32, {2: 64, 4: 32}
 
 
 class Kernel(NamedTuple):
@@ -44,7 +44,7 @@ def make(shape, sources, itemsize, mode, in_planes=False):
     `in_planes`: see `planes`.
     """
     sides = shape.m, shape.n
-    held = min(HELD, max(sides) // 2) if max(sides) <= MOST_HELD else 0
+    held = min(HELD, max(sides) // 2) if max(sides) <= MOST_HELD[itemsize] else 0
     a_tile, b_tile = (
         tile(side, K_BYTES, itemsize, shape.n_threads, source, held)
         for side, source in zip(sides, sources, strict=True)

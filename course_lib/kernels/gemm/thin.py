@@ -32,7 +32,7 @@ FEW = (2, 4, 8, 16)  # a kernel for each
 N_THREADS = 128
 UNROLL, MOST_LOADS = 8, 32  # loads in flight per thread: of the large matrix, of the other
 #: Of a thread of `outer`; blocks for each multiprocessor; columns that keep enough threads busy.
-COLUMNS, ROWS, ENOUGH_OUTER, LEAST_WIDTH = 4, 16, 2, 64
+COLUMNS, ROWS, MOST_ROWS, ENOUGH_OUTER, LEAST_WIDTH = 4, 16, 16, 2, 256
 #: Of `columns`: blocks for each multiprocessor; k of a part; parts at most, which are added up; and
 #: columns, of rows by k, from which on there are enough blocks.
 ENOUGH_BLOCKS, LEAST_LENGTH, MOST_PARTS, LEAST_COLUMNS = 8, 16, 64, 1024
@@ -46,6 +46,8 @@ FEW_ENOUGH, FEW_OF_WHOLE = 4, 8
 def make(few):
     """(rows, outer, columns): the kernels for so many outputs, inputs or rows at most."""
     N_LOADS = min(UNROLL, MOST_LOADS // few)
+    N_OTHERS, AT_A_TIME = few * N_LOADS, max(1, min(4, MOST_ROWS // few))
+    N_OF_ROWS = few * AT_A_TIME
 
     row_of = few_rows.column(few)
 
@@ -73,7 +75,7 @@ def make(few):
         a_m, a_k, b_n, b_k               elements from one row, or k, of a and of b to the next
         """
         mine = cuda.local.array((COLUMNS, few), np.float32)
-        sums, other = cuda.local.array(COLUMNS, np.float32), cuda.local.array(few, np.float32)
+        sums, other = cuda.local.array(COLUMNS, np.float32), cuda.local.array(N_OF_ROWS, np.float32)
         n_tiles = (N + N_THREADS * COLUMNS - 1) // (N_THREADS * COLUMNS)
         block = np.int64(cuda.blockIdx.x)
         first = block // n_tiles * n_rows
@@ -85,20 +87,22 @@ def make(few):
                 mine[v, k] = ZERO
                 if k < K and col + v * N_THREADS < N:
                     mine[v, k] = load(b, (col + v * N_THREADS) * b_n + k * b_k)
-        for m in range(first, min(first + n_rows, M)):
-            for k in range(few):
-                other[k] = ZERO
-                if k < K:
-                    other[k] = load(a, m * a_m + k * a_k)
-            for v in range(COLUMNS):
-                sums[v] = ZERO
-            for k in range(few):
+        stop = min(first + n_rows, M)
+        for m in range(first, stop, AT_A_TIME):
+            for u in range(AT_A_TIME):
+                for k in range(few):
+                    at = min(m + u, stop - 1) * a_m + min(k, K - 1) * a_k
+                    other[u * few + k] = load(a, at)
+            for u in range(AT_A_TIME):
                 for v in range(COLUMNS):
-                    sums[v] += other[k] * mine[v, k]
-            for v in range(COLUMNS):
-                n = col + v * N_THREADS
-                if n < N:
-                    store(c, m * N + n, finish(sums[v], bias, n, options))
+                    sums[v] = ZERO
+                for k in range(few):
+                    for v in range(COLUMNS):
+                        sums[v] += (other[u * few + k] if k < K else ZERO) * mine[v, k]
+                for v in range(COLUMNS):
+                    n = col + v * N_THREADS
+                    if n < N and m + u < stop:
+                        store(c, (m + u) * N + n, finish(sums[v], bias, n, options))
 
     @cuda.jit
     def thin_columns_kernel(a, b, partial, M, N, K, a_m, a_k, length):
@@ -107,7 +111,7 @@ def make(few):
         a, b, M, N, K, a_m, a_k  see `thin_outer_kernel`; b is (K, N)
         partial, length          float32 (parts, M, N), and k of a part
         """
-        sums, other = cuda.local.array(few, np.float32), cuda.local.array(few, np.float32)
+        sums, other = cuda.local.array(few, np.float32), cuda.local.array(N_OTHERS, np.float32)
         values = cuda.local.array(N_LOADS, np.float32)
         n_tiles = (N + N_THREADS - 1) // N_THREADS
         part = np.int64(cuda.blockIdx.x) // n_tiles
@@ -120,17 +124,15 @@ def make(few):
         if n >= N:
             return
         for k in range(part * length, stop, N_LOADS):
-            for u in range(N_LOADS):
-                values[u] = ZERO
-                if k + u < stop:
-                    values[u] = load(b, (k + u) * N + n)
+            for u in range(N_LOADS):  # no load behind a branch, nor behind a sum that waits
+                inside, at = k + u < stop, min(k + u, stop - 1)
+                value = load(b, at * N + n)
+                values[u] = value if inside else ZERO
+                for m in range(few):
+                    other[u * few + m] = load(a, min(m, M - 1) * a_m + at * a_k)
             for u in range(N_LOADS):
                 for m in range(few):
-                    other[m] = ZERO
-                    if m < M and k + u < stop:
-                        other[m] = load(a, m * a_m + (k + u) * a_k)
-                for m in range(few):
-                    sums[m] += values[u] * other[m]
+                    sums[m] += values[u] * (other[u * few + m] if k + u < stop else ZERO)
         for m in range(few):
             if m < M:
                 partial[(part * M + m) * N + n] = sums[m]

@@ -27,7 +27,8 @@ from course_lib.runtime.intrinsics import (
 
 # The largest blocks then fit on every multiprocessor.
 FORWARD_REGISTERS, BACKWARD_REGISTERS = 128, 168
-SHARES = 16  # into which a column's teams are cut at most, so that threads add side by side
+# Into which a column's teams are cut, so that threads add side by side; with fewer, one adds all.
+LEAST_SHARES, SHARES = 4, 16
 
 
 def forward_kernel(n_slots, vectors):
@@ -123,20 +124,22 @@ def backward_kernel(n_slots, vectors):
         Several threads take a column's teams where columns are few; the first adds up theirs.
         """
         n_threads, step = np.int64(cuda.blockDim.x), n_ranks * record_size(width)
-        n_shares = min(n_teams, max(1, n_threads // n_cols), SHARES)
+        n_shares = min(n_teams, n_threads // n_cols, SHARES)
+        n_added = n_shares if n_shares >= LEAST_SHARES else n_teams
         cuda.syncthreads()
-        i = np.int64(cuda.threadIdx.x)
-        while i < n_cols * n_shares:
-            share = i // n_cols
-            word = word_of(i - share * n_cols, width, n_ranks)
-            of_weight, of_bias = add_teams(table, word, step, share, n_teams, n_shares)
-            table[word + share * step], table[word + share * step + 1] = of_weight, of_bias
-            i += n_threads
-        cuda.syncthreads()
+        if n_shares >= LEAST_SHARES:
+            i = np.int64(cuda.threadIdx.x)
+            while i < n_cols * n_shares:
+                share = i // n_cols
+                word = word_of(i - share * n_cols, width, n_ranks)
+                of_weight, of_bias = add_teams(table, word, step, share, n_teams, n_shares)
+                table[word + share * step], table[word + share * step + 1] = of_weight, of_bias
+                i += n_threads
+            cuda.syncthreads()
         start, col = 2 * np.int64(cuda.blockIdx.x) * n_cols, np.int64(cuda.threadIdx.x)
         while col < n_cols:
             word = word_of(col, width, n_ranks)
-            of_weight, of_bias = add_teams(table, word, step, 0, n_shares, 1)
+            of_weight, of_bias = add_teams(table, word, step, 0, n_added, 1)
             if cuda.gridDim.x == 1:
                 store(dweight, col, of_weight)
                 store(dbias, col, of_bias)

@@ -10,6 +10,7 @@ BAND_BYTES = 20 << 10  # of shared memory, about, so that many blocks share a mu
 MOST_BYTES = 48 << 10  # … and at most: what every chip gives a block
 ENOUGH_BLOCKS = 4  # of a multiprocessor, below which small planes are not put together …
 FEW_BLOCKS = 2  # … and below which bands have fewer rows, if their windows need no rounds
+FEW_ROUNDS = 8  # of a block, for which a multiprocessor should have one band
 BAND_THREADS = 128
 RELU_THREADS = 256
 PIXEL_PATCH_THREADS = 128
@@ -104,8 +105,8 @@ def plan_backward(n_planes, window, chip):
     """(`Bands` of dx or None, a, b): the windows that overlap none differ by a rows or b columns.
 
     Sums are float32, whatever dx is. None where a row doesn't fit shared memory, and where windows
-    overlap and multiprocessors would have no band: a block's rounds wait for one another, and they
-    take longer than all of a thread that gathers an element.
+    overlap and multiprocessors would have no band, or few of many rounds: a block's rounds wait for
+    one another, and they take longer than all of a thread that gathers an element.
     """
     reach = (window.KH - 1) * window.DH + 1
     a = ceil_div(reach, window.SH)
@@ -114,7 +115,7 @@ def plan_backward(n_planes, window, chip):
     width = ceil_div(window.OW, b)
     least, few = 1, FEW_BLOCKS * chip.multiprocessors
     if a * b > 1:  # lower bands would read more windows of others than of their own
-        least, few = reach, chip.multiprocessors
+        least, few = reach, chip.multiprocessors * max(1, a * b // FEW_ROUNDS)
     found = _bands(
         n_planes, window.H, least, few, lambda rows: rows * window.W, size, 4, width, chip
     )
