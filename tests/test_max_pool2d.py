@@ -252,12 +252,12 @@ def test_rows_too_long_for_shared_memory():
 )  # fmt: skip
 def test_plans_are_what_the_kernels_expect(n_planes, H, W, kernel, stride, itemsize):
     window = window_of((H, W), (min(kernel, H), min(kernel, W)), stride, 0, 1, False)
-    for found, n_rows, size in (
-        (plan.plan_forward(n_planes, window, itemsize, SMALL), window.OH, itemsize),
-        (plan.plan_backward(n_planes, window, SMALL)[0], H, 4),
-    ):
+    forward = plan.plan_forward(n_planes, window, itemsize, SMALL)
+    backward, a, b = plan.plan_backward(n_planes, window, SMALL)
+    for found, n_rows, size in ((forward, window.OH, itemsize), (backward, H, 4)):
         if found is None:
-            assert W * min(kernel, H) * 4 > 40_000
+            many_rounds = found is backward and a * b >= 2 * plan.FEW_ROUNDS
+            assert W * min(kernel, H) * 4 > 40_000 or many_rounds
             continue
         assert found.elements * size <= plan.MOST_BYTES
         assert (found.bands - 1) * found.rows < n_rows <= found.bands * found.rows

@@ -28,8 +28,8 @@ up by atomics beside dk and dv, 5 products instead of 7 (compute capability 9.0;
 bfloat16; D and E up to 128): it is faster, and two runs may differ in the last bits of dq.
 `tensor_core/wide` is made for D and E of 129 to 256, deterministic as well (compute capability 9.0;
 float16 and bfloat16). `tensor_core/scores` is `separate` with products by tensor cores, for float32
-alone: AUTO takes it for D or E beyond 64, of which others' tiles leave a multiprocessor few warps,
-and where they would have few blocks, while scores take 512 MB at most.
+alone: AUTO takes it for most D or E beyond 64, of which others' tiles leave a multiprocessor few
+warps, and where they would have few blocks, while scores take 512 MB at most (`plans.preferred`).
 Of 16-bit rows that begin off 16-byte boundaries AUTO makes aligned copies first, where they are
 worth it. `tiled` and `tensor_core` need shared memory for D and E beyond 128 (in float32,
 backwards, beyond 64), which not every chip has; AUTO takes the next rung there.

@@ -208,6 +208,13 @@ def make(n_filters, per_thread):
 
     @cuda.jit
     def few_filters_kernel(source, weight, bias, result, z):
+        """A block for each BLOCK_SIZE // n_slices items.
+
+        source, result  images, of any size, in the format that `Sizes` says; x and y forward, dy
+                        and dx backward
+        weight, bias    of any order; bias is read where there is one
+        z               `Sizes`
+        """
         allow_next_kernel()
         wait_for_previous_kernel()
         cache = cuda.shared.array(SIZE, np.float32)

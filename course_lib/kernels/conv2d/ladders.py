@@ -115,7 +115,7 @@ def _preferred(sizes_of, problem, chip):
     Depthwise convolutions are not joined: their infinities stay in their channels.
     """
     p = problem
-    fills_tiles = p.R * p.S == 1 and min(p.C, p.K) >= LEAST_CHANNELS
+    fills_tiles = p.R * p.S == p.groups == 1 and min(p.C, p.K) >= LEAST_CHANNELS
     gemm = _is_product_alone(p) or fills_tiles and matrix_product.has_whole_vectors(p)
     if not gemm and few_filters_plan.is_faster(sizes_of, p, chip):
         return ("few_filters",)

@@ -29,7 +29,7 @@ FULL = 0.8  # share of the multiprocessors' rounds that tiles of 256 × 128 must
 PARTS_FIRST, LONG_PARTS = 2, 16
 #: That a block works on, if k is split; and of inputs that come by elements, which take longer.
 LEAST_TILES_OF_K, LEAST_BY_ELEMENTS = 4, 2
-MOST_SPLITS, FEW_TILES = 64, 4  # parts; multiprocessors for each of few tiles
+MOST_SPLITS = 64
 CLUSTERS = (9, 0)  # compute capability from which on a chip has them
 #: Blocks of a cluster at most, as many as every chip with clusters can do; and parts up to which a
 #: cluster is taken although it makes fewer of them, because it saves a launch.
@@ -116,9 +116,8 @@ def best(problem, chip, may_split=True, long_parts=True):
         if clusters and long_parts and mode != "split":
             most_parts = max(PARTS_FIRST, min(MOST_IN_CLUSTER, math.ceil(K / k_size) // LONG_PARTS))
         most_parts = (MOST_SPLITS if is_last else most_parts) if may_split else 1
-        # Who waits for elements had better not be alone on a multiprocessor; large ones come late.
-        waits = itemsize == 2 or n_tiles * FEW_TILES < chip.multiprocessors
-        at_once = shape.min_blocks if is_last and waits and "any" in sources else 1
+        # Who waits for elements had better not be alone on a multiprocessor.
+        at_once = shape.min_blocks if is_last and "any" in sources else 1
         most_parts = min(most_parts, chip.multiprocessors * at_once // n_tiles)
         n_splits, length, in_cluster = split(K, k_size, clusters, most_parts, least)
         if n_tiles * n_splits > most:
