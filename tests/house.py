@@ -59,34 +59,34 @@ FIGURES = (
     Figure("files from kernels.softmax.forward to the kernel", 7, 5),
     Figure("files from nn.Linear to the kernel", 13, 12),
     # Three of the files and twelve of the calls choose between the ways of a convolution.
-    Figure("files from nn.Conv2d to the kernel", 26),
+    Figure("files from nn.Conv2d to the kernel", 27),
     Figure("calls of a first nn.Conv2d", 578),
     Figure("files of a first check", 27, 25),
     Figure("files of a later check", 19, 16),
     Figure("modules that a first check loads for nothing", 12, 0),
     Figure("functions that choose in linear and softmax", 0, 0),
     Figure("kernel functions behind a way of linear or softmax", 5, 4),
-    Figure("kernel functions behind any way", 43),
-    Figure("files of device code behind a way", 49),
+    Figure("kernel functions behind any way", 44),
+    Figure("files of device code behind a way", 50),
     Figure("literal 132 in linear and softmax", 0, 0),
     Figure("literal 132 in kernels", 25),
     # Gathering convolutions and attention's way `wide` wait to be timed; draws have no slices and
     # no windows of 5 × 5.
     Figure("kernel functions that neither AUTO nor a lesson takes", 4, 0),
-    Figure("kernel objects that neither AUTO nor a lesson takes", 97, 0),
+    Figure("kernel objects that neither AUTO nor a lesson takes", 104, 0),
     Figure("operations that import inner files of others", 0, 0),
     Figure("kernels without a docstring of their parameters", 201),
-    Figure("lines that the formatter is told to leave", 1469),
+    Figure("lines that the formatter is told to leave", 1487),
     Figure("files of kernels over 300 lines", 7),
     # Not yet in the bar: 3,680 lines of attention, 445 of scaled_softmax, 2,150 of convolutions
     # that are gathered, joined, or products of matrices, 590 of rows off boundaries, 330 of streams
     # of tiles, 500 of all_reduce.
-    Figure("lines of kernels", 35757, 26609),
+    Figure("lines of kernels", 36747, 26609),
     # Nor are 3,300 lines of attention's tests and of the wrong kernels of its lessons, 750 of
     # scaled_softmax's, of the audit of plans and of the choice of faster layers, and 2,700 of the
     # commands for others' scripts, of ranks, of streamed sets and of the wheel. 280 are the wrong
     # kernels of lesson 21.
-    Figure("lines of tests", 72413, 52000),
+    Figure("lines of tests", 72588, 52000),
     Figure("contract proofs", 6129, 6129, least=True),
     Figure("planted mistakes rejected", 26, 26, least=True),
     Figure("known-wrong kernels rejected", 1490, 1490, least=True),

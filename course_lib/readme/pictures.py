@@ -31,7 +31,7 @@ def every_second(x, y):
     if i < y.size:
         y[i] = x[2 * i]
 """
-COLOURS = 32  # of a picture; README loads them all
+COLOURS = 28  # of a picture; README loads them all
 _FACTS, _ALT = "Drawn from", "Description"  # what a PNG says of itself
 
 
