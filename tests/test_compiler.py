@@ -120,7 +120,7 @@ SPILLS |= {
     for chip in ALL_CHIPS if chip[0] == 8
 }  # fmt: skip
 
-# What sums dweight by vectors has 128 registers, and strides that it is told when it is launched: of
+# What sums dweight by vectors has 128 registers, and is told its strides when it is launched: of
 # filters of 7 columns two to four numbers that a line begins with have no room.
 SPILLS |= {
     (label, chip): 16
