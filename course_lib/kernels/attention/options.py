@@ -179,7 +179,7 @@ class Request:
         return Problem(
             self.shape.D, self.shape.E, arrays.dtype_name(self.q), bool(self.bits & PACKED),
             self._is_aligned(out, do), bool(by_element), self.n_heads,
-            self.n_heads // self.shape.share, self.T, self.S,
+            self.n_heads // max(1, self.shape.share), self.T, self.S,
         )  # fmt: skip
 
     def _is_aligned(self, out, do):

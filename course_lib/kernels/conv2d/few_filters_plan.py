@@ -68,8 +68,7 @@ def is_faster(sizes_of, problem, chip):
     other = gather_plan.planned(sizes_of, False, p, chip)
     if not p.N or isinstance(found, Refusal) or isinstance(other, Refusal):
         return False
-    n_channels = p.C if sizes_of is forward_sizes else p.K
-    others = microseconds_of_others(p, n_channels, other, chip)
+    others = microseconds_of_others(p, p.C if sizes_of is forward_sizes else p.K, other, chip)
     return microseconds(*found, p.channels_last, chip) < others
 
 

@@ -117,9 +117,10 @@ def _preferred(sizes_of, problem, chip):
     p = problem
     fills_tiles = p.R * p.S == p.groups == 1 and min(p.C, p.K) >= LEAST_CHANNELS
     gemm = _is_product_alone(p) or fills_tiles and matrix_product.has_whole_vectors(p)
-    if not gemm and few_filters_plan.is_faster(sizes_of, p, chip):
+    depthwise = p.groups == p.C > 1
+    if not gemm and not depthwise and few_filters_plan.is_faster(sizes_of, p, chip):
         return ("few_filters",)
-    gathers = gather_plan.is_faster(sizes_of, p, chip) and not p.groups == p.C > 1
+    gathers = not depthwise and gather_plan.is_faster(sizes_of, p, chip)
     gathers = gathers and not grouped_plan.is_read_once(p, sizes_of is dx_sizes, chip)
     joined = ("block_diagonal",) if p.groups != p.C else ()
     return *("gemm",) * gemm, *("gather",) * gathers, *joined, "implicit_gemm"

@@ -148,7 +148,7 @@ def _kind(problem):
     """(which of the kernels takes a product, what is few of it), or None."""
     if problem.lies == ("by_k", "by_k") and problem.N <= FEW[-1]:
         return RUN_ROWS, problem.N
-    if problem.K <= FEW[-1]:
+    if 0 < problem.K <= FEW[-1]:  # of none the others add up nothing, where this one would read
         return RUN_OUTER, problem.K
     if problem.lies[1] == "by_row" and problem.M <= FEW[-1]:
         return RUN_COLUMNS, problem.M
